@@ -45,8 +45,9 @@ impl fmt::Debug for Age {
 impl<'de> Deserialize<'de> for Age {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        Self::parse(&text)
-            .ok_or_else(|| D::Error::custom("invalid duration, expected a duration such as 30s, 5m, 2h or 7d"))
+        Self::parse(&text).ok_or_else(|| {
+            D::Error::custom("invalid duration, expected a duration such as 30s, 5m, 2h or 7d")
+        })
     }
 }
 

@@ -56,7 +56,10 @@ impl<'a> AuditedChange<'a> {
     }
 
     /// Stores the audit entry, makes the change, and completes the entry with the outcome.
-    pub(crate) async fn carry_out<T>(self, work: impl Future<Output = ApiResult<Changed<T>>>) -> ApiResult<T> {
+    pub(crate) async fn carry_out<T>(
+        self,
+        work: impl Future<Output = ApiResult<Changed<T>>>,
+    ) -> ApiResult<T> {
         self.run(work).await.map(|changed| changed.outcome)
     }
 

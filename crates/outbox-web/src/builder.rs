@@ -11,11 +11,11 @@ use outbox::{Destination, Fleet};
 use tokio::sync::Semaphore;
 
 use crate::auth::Authenticator;
-use crate::auth::guard::{guard, guard_routes, require, allow_anonymous};
+use crate::auth::guard::{allow_anonymous, guard, guard_routes, require};
 use crate::auth::hosts::Hosts;
 use crate::auth::sessions::Sessions;
 use crate::auth::throttle::Throttle;
-use crate::auth::token::{Role, MIN_SECRET_LEN, Token};
+use crate::auth::token::{MIN_SECRET_LEN, Role, Token};
 use crate::databases::{DatabaseSources, Databases, SingleDatabase};
 use crate::jobs::Jobs;
 use crate::live::Live;
@@ -75,7 +75,9 @@ pub struct WebBuilder {
 #[non_exhaustive]
 pub enum BuildError {
     /// No token was given: every request would be rejected.
-    #[error("no token: every request would be rejected. Add one with `token(Token::new(name, role, secret))`")]
+    #[error(
+        "no token: every request would be rejected. Add one with `token(Token::new(name, role, secret))`"
+    )]
     NoToken,
     /// No database was given.
     #[error("no database: add one with `outbox(name, store)`, `fleet(fleet)` or `databases(…)`")]
@@ -222,8 +224,9 @@ impl Web {
     /// Router of the API (`/api/outbox/…`, `/api/openapi.json`, `/api/docs`), and the dashboard for
     /// every other path.
     pub fn router(&self) -> Router {
-        let files =
-            Router::new().fallback(assets::serve).layer(from_fn_with_state(self.shared.clone(), allow_anonymous));
+        let files = Router::new()
+            .fallback(assets::serve)
+            .layer(from_fn_with_state(self.shared.clone(), allow_anonymous));
         self.api().merge(files)
     }
 

@@ -30,7 +30,9 @@ impl PageCursor {
     /// Rejects a cursor that this server did not encode, or that belongs to another list.
     pub(crate) fn decode(text: &str, shelf: Shelf, newest_first: bool) -> ApiResult<Cursor> {
         let bytes = decode_checked(text).ok_or_else(invalid_cursor)?;
-        let [VERSION, of_shelf, direction, rest @ ..] = bytes.as_slice() else { return Err(invalid_cursor()) };
+        let [VERSION, of_shelf, direction, rest @ ..] = bytes.as_slice() else {
+            return Err(invalid_cursor());
+        };
         if *of_shelf != code(shelf) || *direction != u8::from(newest_first) {
             return Err(Problem::invalid("the cursor belongs to a list of another status or order"));
         }
@@ -80,8 +82,7 @@ fn decode_checked(text: &str) -> Option<Vec<u8>> {
 }
 
 fn invalid_cursor() -> Problem {
-    Problem::invalid("invalid cursor")
-        .advice("Use `next` of the previous page unchanged.")
+    Problem::invalid("invalid cursor").advice("Use `next` of the previous page unchanged.")
 }
 
 #[cfg(test)]
@@ -112,7 +113,10 @@ mod tests {
             assert!(PageCursor::decode(&wrong, Shelf::Dead, false).is_err(), "{wrong}");
         }
         for wrong in ["", "A", "!!!!", "AAAA", "e30", &text[..10]] {
-            assert!(PageCursor::decode(wrong, Shelf::Dead, false).is_err() && decode_id(wrong).is_err(), "{wrong}");
+            assert!(
+                PageCursor::decode(wrong, Shelf::Dead, false).is_err() && decode_id(wrong).is_err(),
+                "{wrong}"
+            );
         }
         for id in ["01J", "a\u{7}b", " "] {
             assert_eq!(decode_id(&encode_id(id)).unwrap(), id);

@@ -133,8 +133,10 @@ impl DatabaseSources {
                 format!("database `{name}` is not open yet"),
             )
             .retry_after(std::time::Duration::from_secs(1))),
-            None => Err(Problem::not_found(format!("database `{}` not found", crate::text::printable(&name)))
-                .advice("GET /api/outbox/databases lists all databases.")),
+            None => {
+                Err(Problem::not_found(format!("database `{}` not found", crate::text::printable(&name)))
+                    .advice("GET /api/outbox/databases lists all databases."))
+            }
         }
     }
 

@@ -74,7 +74,8 @@ fn json_problem(error: &serde_json::Error) -> Problem {
     } else {
         format!("invalid value at {at}")
     };
-    Problem::invalid(format!("invalid body: {detail}")).advice("/api/openapi.json describes the body of this path.")
+    Problem::invalid(format!("invalid body: {detail}"))
+        .advice("/api/openapi.json describes the body of this path.")
 }
 
 /// Selects the database.
@@ -108,8 +109,10 @@ pub(crate) fn page_size(limit: Option<usize>) -> ApiResult<usize> {
     match limit {
         None => Ok(DEFAULT_PAGE),
         Some(limit) if (1..=MAX_PAGE).contains(&limit) => Ok(limit),
-        Some(_) => Err(Problem::bad(format!("`limit` must be 1 to {MAX_PAGE}"))
-            .advice("Request the next page instead.")),
+        Some(_) => {
+            Err(Problem::bad(format!("`limit` must be 1 to {MAX_PAGE}"))
+                .advice("Request the next page instead."))
+        }
     }
 }
 
@@ -145,7 +148,10 @@ mod tests {
         ] {
             let problem = json_problem(&serde_json::from_str::<Sample>(body).unwrap_err());
             let message = problem.detail();
-            assert!(message.contains(expected) && !message.contains("hunter2") && !message.contains("5154"), "{message}");
+            assert!(
+                message.contains(expected) && !message.contains("hunter2") && !message.contains("5154"),
+                "{message}"
+            );
         }
     }
 

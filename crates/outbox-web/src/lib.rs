@@ -52,20 +52,20 @@
 //!   are bounded.
 
 mod age;
-#[cfg(test)]
-mod proptests;
 mod assets;
+mod audit;
 mod auth;
 mod builder;
 mod cursor;
 mod databases;
-mod audit;
 mod extract;
 mod filter;
 mod jobs;
 mod live;
 mod openapi;
 mod problem;
+#[cfg(test)]
+mod proptests;
 mod routes;
 mod state;
 mod text;

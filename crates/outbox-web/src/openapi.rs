@@ -95,7 +95,8 @@ fn add_role(operation: &mut Operation, role: Option<Role>) {
     };
     let needs = |scheme| SecurityRequirement::new(scheme, [role.as_str()]);
     operation.security = Some(vec![needs("bearer"), needs("session")]);
-    let description = operation.description.take().map(|description| format!("{description}\n\n")).unwrap_or_default();
+    let description =
+        operation.description.take().map(|description| format!("{description}\n\n")).unwrap_or_default();
     operation.description = Some(format!("{description}Needs the role `{role}`."));
 }
 

@@ -57,9 +57,7 @@ impl Kind {
             Kind::TooLarge => ("too-large", "Body too large", StatusCode::PAYLOAD_TOO_LARGE),
             Kind::NotJson => ("not-json", "Body is not JSON", StatusCode::UNSUPPORTED_MEDIA_TYPE),
             Kind::BadHost => ("host", "Unknown host name", StatusCode::MISDIRECTED_REQUEST),
-            Kind::Invalid => {
-                ("invalid", "Invalid request", StatusCode::UNPROCESSABLE_ENTITY)
-            }
+            Kind::Invalid => ("invalid", "Invalid request", StatusCode::UNPROCESSABLE_ENTITY),
             Kind::NotConfirmed => {
                 ("not-confirmed", "Confirmation required", StatusCode::UNPROCESSABLE_ENTITY)
             }
@@ -68,9 +66,7 @@ impl Kind {
             }
             Kind::TooMany => ("too-many", "Limit reached", StatusCode::TOO_MANY_REQUESTS),
             Kind::Internal => ("internal", "Internal error", StatusCode::INTERNAL_SERVER_ERROR),
-            Kind::Unavailable => {
-                ("unavailable", "Database unavailable", StatusCode::SERVICE_UNAVAILABLE)
-            }
+            Kind::Unavailable => ("unavailable", "Database unavailable", StatusCode::SERVICE_UNAVAILABLE),
             Kind::TimedOut => ("timed-out", "Timed out", StatusCode::GATEWAY_TIMEOUT),
         }
     }
@@ -143,8 +139,7 @@ impl Problem {
 
     /// Problem for a panic or an unexpected error; details are only logged.
     pub(crate) fn internal() -> Self {
-        Self::new(Kind::Internal, "the request failed")
-            .advice("The log of this process has the cause.")
+        Self::new(Kind::Internal, "the request failed").advice("The log of this process has the cause.")
     }
 
     /// The detail, for log lines and audit entries.
@@ -181,7 +176,8 @@ const UNAVAILABLE_RETRY: Duration = Duration::from_secs(5);
 
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
-        let unavailable = |detail: String| Problem::new(Kind::Unavailable, detail).retry_after(UNAVAILABLE_RETRY);
+        let unavailable =
+            |detail: String| Problem::new(Kind::Unavailable, detail).retry_after(UNAVAILABLE_RETRY);
         match &error {
             Error::UnknownPair { .. } => Problem::not_found(error.to_string())
                 .advice("GET /api/outbox/publishers lists publishers; a publisher is listed once it has been started."),

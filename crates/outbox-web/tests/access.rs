@@ -4,9 +4,9 @@ mod common;
 
 use std::io::{Read as _, Write as _};
 
+use common::{ADMIN, OPERATE, READ, TestServer, document, operations};
 use outbox::Event;
 use serde_json::json;
-use common::{ADMIN, OPERATE, READ, TestServer, document, operations};
 
 /// Fills the parameters of a path template.
 fn fill_path(template: &str) -> String {
@@ -53,7 +53,10 @@ async fn every_operation_of_the_document_needs_a_token_and_its_role() {
             _ => ADMIN,
         };
         let accepted = request().bearer_auth(enough).send().await.unwrap().status();
-        assert!(accepted != 401 && accepted != 403 && !accepted.is_server_error(), "{method} {path}: {accepted}");
+        assert!(
+            accepted != 401 && accepted != 403 && !accepted.is_server_error(),
+            "{method} {path}: {accepted}"
+        );
     }
     assert_eq!(open, ["POST /api/outbox/session"]);
     assert_eq!(server.get("/healthz").await.status, 404, "health checks are served by the application");
@@ -156,7 +159,8 @@ async fn a_browser_signs_in_and_has_to_show_its_csrf_token() {
     assert_eq!(server.send(out.header("x-csrf-token", &csrf)).await.status, 204);
     let gone = server.send(server.request("GET", "/api/outbox/whoami").header("cookie", &cookie)).await;
     assert_eq!(gone.status, 401);
-    let wrong = server.send(server.request("POST", "/api/outbox/session").json(&json!({"token": "wrong"}))).await;
+    let wrong =
+        server.send(server.request("POST", "/api/outbox/session").json(&json!({"token": "wrong"}))).await;
     assert_eq!(wrong.status, 401);
     assert!(!wrong.headers.contains_key("set-cookie"));
 }
@@ -164,7 +168,8 @@ async fn a_browser_signs_in_and_has_to_show_its_csrf_token() {
 #[tokio::test]
 async fn cookies_are_for_tls_only_where_there_is_tls() {
     let server = TestServer::with(|builder| builder.tls(true)).await;
-    let session = server.send(server.request("POST", "/api/outbox/session").json(&json!({"token": READ}))).await;
+    let session =
+        server.send(server.request("POST", "/api/outbox/session").json(&json!({"token": READ}))).await;
     let cookie = session.header("set-cookie");
     assert!(cookie.ends_with("; Secure") && cookie.starts_with("__Host-outbox_session_"), "{cookie}");
     let cookie = cookie.split(';').next().unwrap().to_owned();
@@ -190,7 +195,8 @@ async fn servers_at_two_ports_of_a_host_do_not_share_a_cookie() {
     assert!(sign_in("localhost").await.starts_with("outbox_session="));
     let both = format!("{there}; {here}");
     let who = async |host: &str, cookie: &str| {
-        let request = server.request("GET", "/api/outbox/whoami").header("host", host).header("cookie", cookie);
+        let request =
+            server.request("GET", "/api/outbox/whoami").header("host", host).header("cookie", cookie);
         server.send(request).await.status.as_u16()
     };
     assert_eq!((who("localhost:8080", &both).await, who("localhost:9090", &both).await), (200, 200));
@@ -202,7 +208,8 @@ async fn pages_of_other_sites_change_nothing() {
     let server = TestServer::start().await;
     let id = server.dead(Event::new("order").json(&1), "no").await;
     let path = format!("/api/outbox/events/{id}/replay");
-    let replay = |name: &str, value: &str| server.request("POST", &path).bearer_auth(ADMIN).header(name, value);
+    let replay =
+        |name: &str, value: &str| server.request("POST", &path).bearer_auth(ADMIN).header(name, value);
     for (name, value) in [
         ("origin", "https://evil.example"),
         ("origin", "http://localhost:1"),
@@ -229,7 +236,8 @@ async fn only_names_of_this_server_are_answered() {
         ("127.0.0.1.evil.example", 421),
     ] {
         for path in ["/api/outbox/whoami", "/api/docs"] {
-            let response = server.send(server.request("GET", path).bearer_auth(READ).header("host", host)).await;
+            let response =
+                server.send(server.request("GET", path).bearer_auth(READ).header("host", host)).await;
             assert_eq!(response.status, status, "{host} {path}");
         }
     }

@@ -2,10 +2,10 @@
 
 mod common;
 
+use common::{ADMIN, TestServer, with_tokens};
 use outbox::{Event, Fleet, Outbox};
 use outbox_web::Web;
 use serde_json::json;
-use common::{ADMIN, TestServer, with_tokens};
 use sqlx::Sqlite;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,9 +4,9 @@ mod common;
 
 use std::time::{Duration, Instant};
 
+use common::TestServer;
 use outbox::Event;
 use serde_json::{Value, json};
-use common::TestServer;
 
 async fn some_dead(server: &TestServer, event_type: &str, count: usize) {
     let event = |n| Event::new(event_type.to_owned()).json(&n).build().unwrap();
@@ -64,8 +64,14 @@ async fn everything_is_replayed_only_by_whoever_says_so() {
         assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (422, "not-confirmed"), "{body}");
     }
     // A misspelt filter must not match everything.
-    assert_eq!(server.post("/api/outbox/dead/replay", json!({"filter": {"type": "order"}})).await.status, 422);
-    assert_eq!(server.post("/api/outbox/dead/replay", json!({"filter": {"event_type": ""}})).await.status, 422);
+    assert_eq!(
+        server.post("/api/outbox/dead/replay", json!({"filter": {"type": "order"}})).await.status,
+        422
+    );
+    assert_eq!(
+        server.post("/api/outbox/dead/replay", json!({"filter": {"event_type": ""}})).await.status,
+        422
+    );
     assert_eq!(dead_left(&server).await["count"], 2);
     let started = server.post("/api/outbox/dead/replay", json!({"confirm_all": true})).await;
     assert_eq!(server.wait_for_job(started.json()["id"].as_str().unwrap()).await["done"], 2);
@@ -76,7 +82,8 @@ async fn a_replay_keeps_its_rate_and_can_be_stopped() {
     let server = TestServer::start().await;
     some_dead(&server, "order", 50).await;
     let began = Instant::now();
-    let started = server.post("/api/outbox/dead/replay", json!({"confirm_all": true, "rate": 2})).await.json();
+    let started =
+        server.post("/api/outbox/dead/replay", json!({"confirm_all": true, "rate": 2})).await.json();
     let id = started["id"].as_str().unwrap().to_owned();
     assert_eq!((&started["rate"], &started["state"]), (&json!(2), &json!("running")));
     while server.read(&format!("/api/outbox/jobs/{id}")).await["done"].as_u64().unwrap() < 2 {

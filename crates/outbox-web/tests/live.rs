@@ -4,11 +4,11 @@ mod common;
 
 use std::time::{Duration, Instant};
 
+use common::{OPERATE, READ, TestServer};
 use futures_util::StreamExt as _;
 use outbox::Event;
 use outbox_web::{Role, Token};
 use serde_json::{Value, json};
-use common::{OPERATE, READ, TestServer};
 
 /// Server-sent events of an open stream, one by one.
 struct EventStream {
@@ -147,7 +147,8 @@ async fn one_token_does_not_take_the_places_of_others() {
         assert!(streams.len() < 64, "one token uses all streams");
     }
     // Sessions of the token count as well.
-    let session = server.send(server.request("POST", "/api/outbox/session").json(&json!({"token": READ}))).await;
+    let session =
+        server.send(server.request("POST", "/api/outbox/session").json(&json!({"token": READ}))).await;
     let cookie = session.header("set-cookie").split(';').next().unwrap().to_owned();
     let of_session = server.request("GET", "/api/outbox/live").header("cookie", cookie).send().await.unwrap();
     assert_eq!(of_session.status(), 429);
@@ -157,7 +158,8 @@ async fn one_token_does_not_take_the_places_of_others() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_ends_when_its_session_is_signed_out() {
     let server = TestServer::start().await;
-    let session = server.send(server.request("POST", "/api/outbox/session").json(&json!({"token": READ}))).await;
+    let session =
+        server.send(server.request("POST", "/api/outbox/session").json(&json!({"token": READ}))).await;
     let cookie = session.header("set-cookie").split(';').next().unwrap().to_owned();
     let csrf = session.json()["csrf"].as_str().unwrap().to_owned();
     let live = server.request("GET", "/api/outbox/live").header("cookie", &cookie).send().await.unwrap();

@@ -2,9 +2,9 @@
 
 mod common;
 
+use common::{READ, TestServer, store_at};
 use outbox::Event;
 use serde_json::json;
-use common::{READ, TestServer, store_at};
 
 /// Peak resident memory of this process, in bytes.
 fn peak() -> u64 {

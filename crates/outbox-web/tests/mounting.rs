@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 
 use axum::Router;
 use axum::routing::get;
+use common::{ADMIN, READ, store_at, with_tokens};
 use outbox::Event;
 use outbox_web::{BuildError, Role, Token, Web};
 use serde_json::json;
-use common::{ADMIN, READ, store_at, with_tokens};
 
 /// Serves an application; returns its URL and a client.
 async fn serve(app: Router) -> (String, reqwest::Client) {
@@ -128,6 +128,10 @@ async fn a_database_failure_is_a_server_error_without_sql() {
     for path in ["/api/outbox/overview", "/api/outbox/events", "/api/outbox/audit"] {
         let response = server.get(path).await;
         assert!(response.status.is_server_error(), "{path}: {}", response.status);
-        assert!(!response.text.contains("SELECT") && !response.text.contains("no such table"), "{}", response.text);
+        assert!(
+            !response.text.contains("SELECT") && !response.text.contains("no such table"),
+            "{}",
+            response.text
+        );
     }
 }

@@ -7,6 +7,7 @@ mod common;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use common::{ADMIN, TestServer, document, operations};
 use outbox::Event;
 use outbox_web::WebBuilder;
 use proptest::prelude::*;
@@ -14,7 +15,6 @@ use proptest::sample::Index;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use serde_json::{Value, json};
 use sha2::Digest as _;
-use common::{ADMIN, TestServer, document, operations};
 
 /// Stands for a secret in the wrong field.
 const CANARY: &str = "canary-4111-1111";
@@ -63,7 +63,8 @@ fn cursor() -> impl Strategy<Value = String> {
 fn boundary_values() -> Vec<String> {
     let mut boundary_values: Vec<String> = BOUNDARY_VALUES.map(str::to_owned).into();
     boundary_values.extend([CANARY.to_owned(), format!("x, expected {CANARY}"), "x".repeat(300)]);
-    boundary_values.extend([-95_000_000, 95_000_000].map(|day| with_checksum(b"\x01p\x00", &at_day(day, i64::MIN))));
+    boundary_values
+        .extend([-95_000_000, 95_000_000].map(|day| with_checksum(b"\x01p\x00", &at_day(day, i64::MIN))));
     boundary_values.extend([with_checksum(b"\x01i", b"a\0b")]);
     boundary_values
 }
@@ -133,7 +134,12 @@ fn request_case() -> impl Strategy<Value = RequestCase> {
         prop::collection::vec((prop::option::weighted(0.95, any::<Index>()), text()), 0..3),
         body,
     )
-        .prop_map(|(operation, path_params, query, body)| RequestCase { operation, path_params, query, body })
+        .prop_map(|(operation, path_params, query, body)| RequestCase {
+            operation,
+            path_params,
+            query,
+            body,
+        })
 }
 
 fn escaped(bytes: &[u8]) -> String {
@@ -199,7 +205,8 @@ async fn check_case(server: &TestServer, id: &str, request_case: &RequestCase) -
         || path_params.next().and_then(Option::as_ref).map_or_else(|| id.to_owned(), |bytes| escaped(bytes));
     let mut path = fill_path(template, path_param);
     let parameters = parameters(operation);
-    let mut may_repeat = request_case.path_params.iter().flatten().any(|bytes| bytes.ends_with(CANARY.as_bytes()));
+    let mut may_repeat =
+        request_case.path_params.iter().flatten().any(|bytes| bytes.ends_with(CANARY.as_bytes()));
     for (n, (name, value)) in request_case.query.iter().enumerate() {
         let name = match name {
             Some(name) if !parameters.is_empty() => *name.get(&parameters),
@@ -232,7 +239,9 @@ fn no_request_causes_a_server_error_or_is_repeated_in_the_response() {
     for server in runtime.block_on(TestServer::on_all_databases_with(without_throttle)) {
         let id = runtime.block_on(server.dead(Event::new("order").ordering_key("k").json(&json!({})), "no"));
         let mut runner = TestRunner::new(Config { failure_persistence: None, ..Config::default() });
-        let done = runner.run(&request_case(), |request_case| runtime.block_on(check_case(&server, id.as_str(), &request_case)));
+        let done = runner.run(&request_case(), |request_case| {
+            runtime.block_on(check_case(&server, id.as_str(), &request_case))
+        });
         done.unwrap_or_else(|error| panic!("{:?}: {error}", server.store));
     }
 }

@@ -4,10 +4,10 @@ mod common;
 
 use std::time::Duration;
 
+use common::{ADMIN, OPERATE, TestServer};
 use outbox::store::{Holder, JoinAct, Verdict};
 use outbox::{Event, JoinId, NewJoin, PairId};
 use serde_json::{Value, json};
-use common::{ADMIN, OPERATE, TestServer};
 
 /// Runs the body on every available database.
 macro_rules! on_all_databases {
@@ -181,8 +181,9 @@ async fn a_payload_is_shown_and_edited_and_the_audit_knows_by_whom() {
             (&shown["content_type"], &shown["headers"]["h"]),
             (&json!("application/json"), &json!("v"))
         );
-        let put =
-            async |body: Value| server.send(server.request("PUT", &path).bearer_auth(ADMIN).json(&body)).await;
+        let put = async |body: Value| {
+            server.send(server.request("PUT", &path).bearer_auth(ADMIN).json(&body)).await
+        };
         assert_eq!(put(json!({"payload": r#"{"total": "canary"}"#})).await.status, 200);
         let shown = server.read(&path).await;
         assert_eq!(
@@ -256,7 +257,11 @@ async fn a_blocked_key_goes_on_when_its_head_is_replayed_or_skipped() {
             "{}",
             replayed.text
         );
-        assert_eq!(server.post(&format!("{path}/skip"), json!({})).await.status, 404, "the key has no dead event");
+        assert_eq!(
+            server.post(&format!("{path}/skip"), json!({})).await.status,
+            404,
+            "the key has no dead event"
+        );
         server.dead_letter(&head, "again").await;
         assert_eq!(server.post(&format!("{path}/skip"), json!({})).await.status, 200);
         assert_eq!(server.status_of(&head).await, "DONE");
@@ -299,13 +304,20 @@ async fn an_event_is_opened_replayed_skipped_and_cancelled_whatever_its_id_is() 
         assert_eq!(server.read(&path).await["event"]["id"], id.as_str(), "{path}");
         assert_eq!(server.read(&format!("{path}/explain")).await["reason"], "waiting", "{path}");
         server.dead_letter(&id, "no").await;
-        assert_eq!(post_action("replay").await.json(), json!({"id": id.as_str(), "done": "replayed"}), "{path}");
+        assert_eq!(
+            post_action("replay").await.json(),
+            json!({"id": id.as_str(), "done": "replayed"}),
+            "{path}"
+        );
         server.dead_letter(&id, "again").await;
         assert_eq!(server.read(&format!("{path}/payload")).await["text"], "1", "{path}");
         let edit = server.request("PUT", &format!("{path}/payload")).bearer_auth(ADMIN);
         assert_eq!(server.send(edit.json(&json!({"payload": "2"}))).await.status, 200, "{path}");
         assert_eq!(post_action("skip").await.status, 200, "{path}");
-        assert_eq!((server.status_of(&id).await.as_str(), post_action("skip").await.status.as_u16()), ("DONE", 409));
+        assert_eq!(
+            (server.status_of(&id).await.as_str(), post_action("skip").await.status.as_u16()),
+            ("DONE", 409)
+        );
         assert_eq!(server.read("/api/outbox/audit").await["entries"][0]["target"], id.as_str());
         let purge = json!({"what": "done", "older_than": "0s"});
         let purge = server.post("/api/outbox/purge", purge).await.json();
@@ -509,8 +521,10 @@ async fn joins_are_listed_shown_and_cancelled() {
             server.store.join(&JoinAct::Start { id: id.clone(), join }).await.unwrap();
             joins.push(id);
         }
-        let steps =
-            [server.write(Event::new("step").json(&1)).await, server.write(Event::new("step").json(&2)).await];
+        let steps = [
+            server.write(Event::new("step").json(&1)).await,
+            server.write(Event::new("step").json(&2)).await,
+        ];
         let attach = JoinAct::Attach { join: joins[0].clone(), home: String::new(), steps: steps.to_vec() };
         server.store.join(&attach).await.unwrap();
 

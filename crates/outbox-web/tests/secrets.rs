@@ -6,9 +6,9 @@ mod common;
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
+use common::{ADMIN, OPERATE, READ, TestServer};
 use outbox::Event;
 use serde_json::{Value, json};
-use common::{ADMIN, OPERATE, READ, TestServer};
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);

@@ -70,7 +70,8 @@ async fn handle(web: &Shared, authenticate: bool, request: Request, next: Next) 
         }
         Err(_) => {
             tracing::warn!(%method, path, "request timed out");
-            Problem::new(Kind::TimedOut, format!("no response within {} s", TIMEOUT.as_secs())).into_response()
+            Problem::new(Kind::TimedOut, format!("no response within {} s", TIMEOUT.as_secs()))
+                .into_response()
         }
     };
     finish(response)
@@ -126,7 +127,8 @@ async fn read(headers: &HeaderMap, body: Body, bounds: Bounds) -> ApiResult<Body
     }
     // An error here is a body over the limit, or one that ends early.
     let read = tokio::time::timeout(time, to_bytes(body, largest)).await;
-    let late = |_| Problem::new(Kind::TimedOut, format!("the body did not arrive within {} s", time.as_secs()));
+    let late =
+        |_| Problem::new(Kind::TimedOut, format!("the body did not arrive within {} s", time.as_secs()));
     let bytes = read.map_err(late)?.map_err(|_| too_large())?;
     if !bytes.is_empty() && kind.is_none() {
         return Err(not_json());
@@ -144,10 +146,9 @@ pub(crate) async fn require(
     if caller.role >= role {
         return next.run(request).await;
     }
-    let detail = format!("this operation needs the role {role}; the token `{}` has {}", caller.name, caller.role);
-    Problem::new(Kind::Forbidden, detail)
-        .advice("Use a token with that role.")
-        .into_response()
+    let detail =
+        format!("this operation needs the role {role}; the token `{}` has {}", caller.name, caller.role);
+    Problem::new(Kind::Forbidden, detail).advice("Use a token with that role.").into_response()
 }
 
 /// Turns every error into a problem, and sets headers against caching, framing and sniffing.
@@ -174,8 +175,9 @@ fn as_problem(response: Response) -> Response {
     }
     let allow = response.headers().get(header::ALLOW).cloned();
     let problem = match status {
-        StatusCode::NOT_FOUND => Problem::not_found("path not found")
-            .advice("/api/openapi.json lists all paths."),
+        StatusCode::NOT_FOUND => {
+            Problem::not_found("path not found").advice("/api/openapi.json lists all paths.")
+        }
         StatusCode::METHOD_NOT_ALLOWED => {
             Problem::new(Kind::MethodNotAllowed, "method not supported by this path")
                 .advice("The header Allow lists the supported methods.")

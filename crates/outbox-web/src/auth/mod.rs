@@ -57,13 +57,21 @@ pub(crate) struct Authenticator {
 
 impl Authenticator {
     /// Authenticates a request.
-    pub(crate) fn authenticate(&self, headers: &HeaderMap, uri: &Uri, peer: Option<IpAddr>) -> ApiResult<Caller> {
+    pub(crate) fn authenticate(
+        &self,
+        headers: &HeaderMap,
+        uri: &Uri,
+        peer: Option<IpAddr>,
+    ) -> ApiResult<Caller> {
         if let Some(value) = headers.get(header::AUTHORIZATION) {
             let credentials = value.to_str().unwrap_or_default();
             let (scheme, secret) = credentials.split_once(' ').unwrap_or((credentials, ""));
             if !scheme.eq_ignore_ascii_case("bearer") {
-                return Err(Problem::new(Kind::Unauthorized, "the header Authorization has a scheme other than Bearer")
-                    .advice("Send `Authorization: Bearer TOKEN`."));
+                return Err(Problem::new(
+                    Kind::Unauthorized,
+                    "the header Authorization has a scheme other than Bearer",
+                )
+                .advice("Send `Authorization: Bearer TOKEN`."));
             }
             let token = self.token(secret.trim(), peer)?;
             return Ok(Caller { name: token.name.clone(), role: token.role, session: None });

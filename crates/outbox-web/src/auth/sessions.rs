@@ -143,7 +143,10 @@ mod tests {
         let sessions = Sessions::default();
         let (cookie, _) = sessions.begin("ops", Role::Read);
         let ended = sessions.find(&cookie).unwrap();
-        assert!(tokio::time::timeout(SESSION_LIFETIME / 2, ended.closed()).await.is_err(), "the session continues");
+        assert!(
+            tokio::time::timeout(SESSION_LIFETIME / 2, ended.closed()).await.is_err(),
+            "the session continues"
+        );
         sessions.end(&cookie);
         ended.closed().await;
 

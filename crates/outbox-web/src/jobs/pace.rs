@@ -36,7 +36,8 @@ impl Pace {
 
     /// Time after the start at which the rows changed so far are due.
     fn due(&self) -> Duration {
-        self.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(self.changed as f64 / f64::from(rate)))
+        self.rate
+            .map_or(Duration::ZERO, |rate| Duration::from_secs_f64(self.changed as f64 / f64::from(rate)))
     }
 }
 

@@ -109,7 +109,12 @@ impl Live {
     }
 
     /// Opens a stream. The first stream of a database starts its sampler.
-    pub(crate) fn open_stream(&self, databases: &DatabaseSources, database: &str, caller: &str) -> ApiResult<LiveStream> {
+    pub(crate) fn open_stream(
+        &self,
+        databases: &DatabaseSources,
+        database: &str,
+        caller: &str,
+    ) -> ApiResult<LiveStream> {
         let permit = self.permit(caller)?;
         let channel = self.channel(database);
         let mut state = channel.lock();
@@ -141,8 +146,10 @@ impl Channel {
     fn publish(&self, tick: Tick) {
         let tick = Arc::new(tick);
         let mut state = self.lock();
-        let oldest = tick.point.at - chrono::Duration::from_std(SAMPLE_INTERVAL * HISTORY_LEN as u32).unwrap_or_default();
-        while state.kept.len() >= HISTORY_LEN || state.kept.front().is_some_and(|kept| kept.point.at < oldest) {
+        let oldest = tick.point.at
+            - chrono::Duration::from_std(SAMPLE_INTERVAL * HISTORY_LEN as u32).unwrap_or_default();
+        while state.kept.len() >= HISTORY_LEN || state.kept.front().is_some_and(|kept| kept.point.at < oldest)
+        {
             state.kept.pop_front();
         }
         // A failed sample is sent to the streams, but is not part of the history.

@@ -36,7 +36,12 @@ impl Throughput {
             failed: rate(difference.failed),
             dead: rate(difference.dead),
             deferred: rate(difference.deferred),
-            types: difference.types.iter().map(|(name, of)| (name.clone(), of_type(of))).filter(moved).collect(),
+            types: difference
+                .types
+                .iter()
+                .map(|(name, of)| (name.clone(), of_type(of)))
+                .filter(moved)
+                .collect(),
             latency: difference.latency.iter().copied().map(rate).collect(),
         }
     }
@@ -252,7 +257,10 @@ mod tests {
         let mut rates = Rates::default();
         rates.update(at(0.0), &[node("a", 0.0, 0)]);
         let throughput = rates.update(at(2.0), &[node("a", 0.0, 20), node("b", 0.0, 30)]);
-        assert!((throughput.delivered - 20.0).abs() < 0.01, "10 of a, 30 over 3 s of the new one: {throughput:?}");
+        assert!(
+            (throughput.delivered - 20.0).abs() < 0.01,
+            "10 of a, 30 over 3 s of the new one: {throughput:?}"
+        );
         assert_eq!(rates.update(at(10.0), &[]), Throughput::default());
     }
 

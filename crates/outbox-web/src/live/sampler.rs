@@ -6,8 +6,8 @@ use chrono::Utc;
 use outbox::LogAdmin;
 use outbox::store::SharedStore;
 
-use super::rates::{Throughput, Rates, WriteRate};
-use super::tick::{PublisherLag, Point, Tick, TypeRate, milliseconds};
+use super::rates::{Rates, Throughput, WriteRate};
+use super::tick::{Point, PublisherLag, Tick, TypeRate, milliseconds};
 use crate::routes::nodes::failing;
 use crate::routes::publishers::outages_of;
 

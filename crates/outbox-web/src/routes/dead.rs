@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::jobs::accepted;
-use crate::auth::Caller;
 use crate::audit::AuditedChange;
-use crate::extract::{Input, Params, DatabaseQuery};
+use crate::auth::Caller;
+use crate::extract::{DatabaseQuery, Input, Params};
 use crate::filter::{DeadFilter, count};
 use crate::jobs::{Job, JobView, NewJob, Pace};
 use crate::problem::{ApiResult, Kind, Problem};
@@ -67,7 +67,10 @@ pub(crate) struct ReplayRequest {
 /// Dead events by type
 #[utoipa::path(get, path = "/outbox/dead/types", tag = "dead", params(DatabaseQuery),
     responses((status = 200, description = "Counts over the first ten thousand dead events", body = DeadTypes)))]
-pub(crate) async fn types(State(web): State<Shared>, Params(query): Params<DatabaseQuery>) -> ApiResult<Json<DeadTypes>> {
+pub(crate) async fn types(
+    State(web): State<Shared>,
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<DeadTypes>> {
     let found = query.resolve(&web)?.store.breakdown(Shelf::Dead, SCAN_LIMIT).await?;
     let view = |of: outbox::store::TypeCount| DeadType {
         event_type: of.event_type,
@@ -103,14 +106,15 @@ pub(crate) async fn replay(
     }
     if replay.filter.is_empty() && !replay.confirm_all {
         return Err(Problem::new(Kind::NotConfirmed, "an empty filter would replay every dead event")
-            .advice(
-                "Set a filter, or `\"confirm_all\": true`; `\"dry_run\": true` counts them.",
-            ));
+            .advice("Set a filter, or `\"confirm_all\": true`; `\"dry_run\": true` counts them."));
     }
     let permit = web.jobs.permit()?;
     let total = count(&database.store, Shelf::Dead, &filter).await?;
     let details = serde_json::json!({"filter": replay.filter.audit_details(), "rate": rate});
-    let pending = AuditedChange::new(&database, &caller, "dead.replay", "dead events").details(&details).begin().await?;
+    let pending = AuditedChange::new(&database, &caller, "dead.replay", "dead events")
+        .details(&details)
+        .begin()
+        .await?;
     let new = NewJob { kind: "dead.replay", actor: caller.name.clone(), rate, total: Some(total) };
     let store = database.store.clone();
     let job = web.jobs.start(permit, new, pending, |job| replay_all(job, store, filter, rate));

@@ -11,7 +11,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::auth::Caller;
 use crate::auth::token::Role;
 use crate::databases::Database;
-use crate::extract::{Params, DatabaseQuery};
+use crate::extract::{DatabaseQuery, Params};
 use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
@@ -228,16 +228,14 @@ impl Found {
             return Ok(&self.event.row.id);
         }
         let seq = self.event.row.seq;
-        let detail = format!("the id of the event with seq {seq} cannot be decoded, and this operation needs an id");
+        let detail =
+            format!("the id of the event with seq {seq} cannot be decoded, and this operation needs an id");
         Err(Problem::conflict(detail).advice(self.sql_advice()))
     }
 
     /// Advice for an event whose id cannot be decoded.
     fn sql_advice(&self) -> String {
-        format!(
-            "Change the row, or set another `event_id`, in SQL: … WHERE seq = {}.",
-            self.event.row.seq
-        )
+        format!("Change the row, or set another `event_id`, in SQL: … WHERE seq = {}.", self.event.row.seq)
     }
 
     /// Name of the event in audit entries and responses.

@@ -6,10 +6,10 @@ use outbox::NodeId;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::event::{Found, EventPath, find};
-use crate::auth::Caller;
+use super::event::{EventPath, Found, find};
 use crate::audit::{AuditedChange, Changed, wrong_state};
-use crate::extract::{Params, DatabaseQuery};
+use crate::auth::Caller;
+use crate::extract::{DatabaseQuery, Params};
 use crate::problem::ApiResult;
 use crate::state::Shared;
 use crate::text;

@@ -7,8 +7,8 @@ use axum::response::{IntoResponse as _, Response};
 use serde::Serialize;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::auth::Caller;
 use crate::audit::{AuditedChange, Changed};
+use crate::auth::Caller;
 use crate::jobs::{Job, JobView};
 use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;

@@ -8,11 +8,11 @@ use outbox::{Admin, EventId, Join, JoinId, JoinStatus, Step};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+use crate::audit::{AuditedChange, Changed};
 use crate::auth::Caller;
 use crate::cursor::{decode_id, encode_id};
 use crate::databases::Database;
-use crate::audit::{AuditedChange, Changed};
-use crate::extract::{Params, DatabaseQuery, find_database, page_size};
+use crate::extract::{DatabaseQuery, Params, find_database, page_size};
 use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
@@ -154,7 +154,10 @@ pub(crate) struct JoinPath {
 #[utoipa::path(get, path = "/outbox/joins", tag = "joins", params(JoinQuery),
     responses((status = 200, description = "A page of joins", body = Joins),
               (status = 422, description = "The cursor belongs to another list")))]
-pub(crate) async fn list(State(web): State<Shared>, Params(query): Params<JoinQuery>) -> ApiResult<Json<Joins>> {
+pub(crate) async fn list(
+    State(web): State<Shared>,
+    Params(query): Params<JoinQuery>,
+) -> ApiResult<Json<Joins>> {
     let database = find_database(&web, query.database.as_deref())?;
     let limit = page_size(query.limit)?;
     if let Some(group) = &query.group {

@@ -6,12 +6,12 @@ use outbox::store::{Filter, PageAsk, Shelf};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::event_actions::{ActionResult, change_event, actor_node};
 use super::event::{Found, find_at};
+use super::event_actions::{ActionResult, actor_node, change_event};
+use crate::audit::AuditedChange;
 use crate::auth::Caller;
 use crate::databases::Database;
-use crate::audit::AuditedChange;
-use crate::extract::{Params, DatabaseQuery, find_database, page_size};
+use crate::extract::{DatabaseQuery, Params, find_database, page_size};
 use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
@@ -73,7 +73,10 @@ pub(crate) struct KeyPath {
 /// hold` wait until the head is replayed or skipped.
 #[utoipa::path(get, path = "/outbox/keys", tag = "keys", params(KeyQuery),
     responses((status = 200, description = "Blocked keys among the first two thousand dead events", body = Keys)))]
-pub(crate) async fn list(State(web): State<Shared>, Params(query): Params<KeyQuery>) -> ApiResult<Json<Keys>> {
+pub(crate) async fn list(
+    State(web): State<Shared>,
+    Params(query): Params<KeyQuery>,
+) -> ApiResult<Json<Keys>> {
     let database = find_database(&web, query.database.as_deref())?;
     let found = database.store.blocked_keys(SCAN_LIMIT, page_size(query.limit)?).await?;
     let view = |key: outbox::store::BlockedKey| KeyView {
@@ -132,7 +135,8 @@ async fn head(database: &Database, key: &str) -> ApiResult<Found> {
     }
     let filter = Filter { ordering_key: Some(key.to_owned()), ..Filter::default() };
     // The page is in the order of sequence numbers: the first row is the head of the key.
-    let request = PageAsk { shelf: Shelf::Dead, filter, limit: 1, look_at: KEY_SCAN_LIMIT, ..PageAsk::default() };
+    let request =
+        PageAsk { shelf: Shelf::Dead, filter, limit: 1, look_at: KEY_SCAN_LIMIT, ..PageAsk::default() };
     let first = database.store.page(&request).await?.rows.pop().ok_or_else(no_dead_event)?;
     find_at(database, first.seq).await?.ok_or_else(no_dead_event)
 }

@@ -1,11 +1,11 @@
 //! All routes, by required role. This is the only place that assigns roles; the OpenAPI document is
 //! generated from it.
 
-mod event_actions;
 mod audit;
 mod databases;
 mod dead;
 mod event;
+mod event_actions;
 mod events;
 mod jobs;
 mod joins;
@@ -13,10 +13,10 @@ mod keys;
 pub(crate) mod nodes;
 mod overview;
 pub(crate) mod payload;
+mod publisher_actions;
 pub(crate) mod publishers;
 mod purge;
 mod session;
-mod publisher_actions;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::publishers::{OutageView, outages_of};
-use crate::auth::Caller;
 use crate::audit::{AuditedChange, Changed};
-use crate::extract::{Input, Params, DatabaseQuery};
+use crate::auth::Caller;
+use crate::extract::{DatabaseQuery, Input, Params};
 use crate::live::milliseconds;
 use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
@@ -148,7 +148,10 @@ pub(crate) struct LeaseView {
 /// List relays and leases
 #[utoipa::path(get, path = "/outbox/nodes", tag = "nodes", params(DatabaseQuery),
     responses((status = 200, description = "Relays seen in the last day, and all leases", body = Nodes)))]
-pub(crate) async fn list(State(web): State<Shared>, Params(query): Params<DatabaseQuery>) -> ApiResult<Json<Nodes>> {
+pub(crate) async fn list(
+    State(web): State<Shared>,
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<Nodes>> {
     let database = query.resolve(&web)?;
     let nodes = database.store.nodes().await?;
     let leases = leases(&database.store).await?;

@@ -17,8 +17,8 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::nodes::{TaskErrorView, failing};
 use crate::auth::Caller;
-use crate::extract::{Params, DatabaseQuery, find_database};
-use crate::live::{LiveStream, COUNT_LIMIT, OverviewView, Point, Tick};
+use crate::extract::{DatabaseQuery, Params, find_database};
+use crate::live::{COUNT_LIMIT, LiveStream, OverviewView, Point, Tick};
 use crate::problem::ApiResult;
 use crate::state::Shared;
 use crate::views::Count;
@@ -122,7 +122,10 @@ pub(crate) struct TypeOverview {
 /// The time of this request does not depend on the size of the table: counts stop at ten thousand.
 #[utoipa::path(get, path = "/outbox/overview", tag = "overview", params(OverviewQuery),
     responses((status = 200, description = "The overview", body = DatabaseOverview)))]
-pub(crate) async fn overview(State(web): State<Shared>, Params(query): Params<OverviewQuery>) -> ApiResult<Json<DatabaseOverview>> {
+pub(crate) async fn overview(
+    State(web): State<Shared>,
+    Params(query): Params<OverviewQuery>,
+) -> ApiResult<Json<DatabaseOverview>> {
     let database = find_database(&web, query.database.as_deref())?;
     let overview = database.store.overview(COUNT_LIMIT).await?;
     let pending = database.store.breakdown(Shelf::Pending, SCAN_LIMIT).await?;

@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use utoipa::ToSchema;
 
-use super::event_actions::{ActionResult, change_event};
 use super::event::{EventPath, find, unknown};
-use crate::auth::Caller;
+use super::event_actions::{ActionResult, change_event};
 use crate::audit::{AuditedChange, Changed};
-use crate::extract::{Input, Params, DatabaseQuery};
+use crate::auth::Caller;
+use crate::extract::{DatabaseQuery, Input, Params};
 use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 
@@ -24,8 +24,8 @@ use crate::state::Shared;
 /// the database.
 const MAX_SHOWN_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Number of payloads read at once: limits, together with [`MAX_SHOWN_BYTES`], the memory for showing
-/// payloads.
+/// Number of payloads read at once: limits, together with [`MAX_SHOWN_BYTES`], the memory for
+/// showing payloads.
 pub(crate) const MAX_CONCURRENT_READS: usize = 4;
 
 /// The payload of an event.
@@ -147,7 +147,8 @@ impl NewPayload {
             (Some(text), None) if content_type == outbox::JSON => Edit::json(text),
             (Some(text), None) => Edit::bytes(content_type, text.into_bytes()),
             (None, Some(text)) => {
-                let bytes = STANDARD.decode(text).map_err(|_| Problem::invalid("`base64` is not valid base64"))?;
+                let bytes =
+                    STANDARD.decode(text).map_err(|_| Problem::invalid("`base64` is not valid base64"))?;
                 match String::from_utf8(bytes) {
                     Ok(text) if content_type == outbox::JSON => Edit::json(text),
                     Ok(text) => Edit::bytes(content_type, text.into_bytes()),

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::publishers::{PublisherPath, TopicPath, unknown};
+use crate::audit::{AuditedChange, Changed};
 use crate::auth::Caller;
 use crate::databases::Database;
-use crate::audit::{AuditedChange, Changed};
-use crate::extract::{Input, Params, DatabaseQuery};
+use crate::extract::{DatabaseQuery, Input, Params};
 use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
@@ -175,7 +175,9 @@ impl ResetTarget {
 impl ResetRequest {
     fn target(&self) -> ApiResult<ResetTarget> {
         match (self.position, self.time, self.to) {
-            (Some(position), None, None) if position >= 0 => Ok(ResetTarget::Position(Position::new(position))),
+            (Some(position), None, None) if position >= 0 => {
+                Ok(ResetTarget::Position(Position::new(position)))
+            }
             (None, Some(time), None) => Ok(ResetTarget::Time(time)),
             (None, None, Some(LogEnd::Start)) => Ok(ResetTarget::Position(Position::START)),
             (None, None, Some(LogEnd::End)) => Ok(ResetTarget::End),

@@ -9,7 +9,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::databases::Database;
-use crate::extract::{Params, DatabaseQuery};
+use crate::extract::{DatabaseQuery, Params};
 use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
@@ -191,13 +191,17 @@ pub(crate) async fn one(
 /// Get the lag of all publishers
 #[utoipa::path(get, path = "/outbox/publishers/lag", tag = "publishers", params(DatabaseQuery),
     responses((status = 200, description = "The lag of each publisher in each topic", body = Lags)))]
-pub(crate) async fn lag(State(web): State<Shared>, Params(query): Params<DatabaseQuery>) -> ApiResult<Json<Lags>> {
+pub(crate) async fn lag(
+    State(web): State<Shared>,
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<Lags>> {
     Ok(Json(Lags { publishers: lags(&query.resolve(&web)?).await? }))
 }
 
 pub(crate) fn unknown(name: &str) -> Problem {
-    Problem::not_found(format!("publisher `{}` not found", text::printable(name)))
-        .advice("GET /api/outbox/publishers lists publishers; a publisher is listed once it has been started.")
+    Problem::not_found(format!("publisher `{}` not found", text::printable(name))).advice(
+        "GET /api/outbox/publishers lists publishers; a publisher is listed once it has been started.",
+    )
 }
 
 /// Lag of all publishers.

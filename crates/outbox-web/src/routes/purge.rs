@@ -13,9 +13,9 @@ use utoipa::ToSchema;
 use super::dead::rate;
 use super::jobs::accepted;
 use crate::age::Age;
-use crate::auth::Caller;
 use crate::audit::AuditedChange;
-use crate::extract::{Input, Params, DatabaseQuery};
+use crate::auth::Caller;
+use crate::extract::{DatabaseQuery, Input, Params};
 use crate::filter::count;
 use crate::jobs::{Job, JobView, NewJob, Pace};
 use crate::problem::ApiResult;
@@ -85,11 +85,13 @@ pub(crate) async fn purge(
     let total = total(&database.store, request.what, older_than).await?;
     let details =
         serde_json::json!({"what": request.what, "older_than": format!("{older_than:?}"), "rate": rate});
-    let change = AuditedChange::new(&database, &caller, "purge", format!("{:?}", request.what).to_lowercase());
+    let change =
+        AuditedChange::new(&database, &caller, "purge", format!("{:?}", request.what).to_lowercase());
     let pending = change.details(&details).begin().await?;
     let new = NewJob { kind: "purge", actor: caller.name.clone(), rate, total };
     let store = database.store.clone();
-    let job = web.jobs.start(permit, new, pending, |job| purge_all(job, store, request.what, older_than, rate));
+    let job =
+        web.jobs.start(permit, new, pending, |job| purge_all(job, store, request.what, older_than, rate));
     Ok(accepted(&uri, &job))
 }
 

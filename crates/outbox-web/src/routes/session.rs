@@ -67,7 +67,8 @@ pub(crate) async fn sign_in(State(web): State<Shared>, request: Request) -> ApiR
     let (cookie, csrf) = web.authenticator.sessions.begin(&token.name, token.role);
     tracing::info!(who = token.name, role = %token.role, "signed in");
     let who = WhoAmI::new(&web, token.name.clone(), token.role, Some(csrf));
-    Ok(([(header::SET_COOKIE, set_cookie(&web, &name, &cookie, SESSION_LIFETIME.as_secs()))], Json(who)).into_response())
+    Ok(([(header::SET_COOKIE, set_cookie(&web, &name, &cookie, SESSION_LIFETIME.as_secs()))], Json(who))
+        .into_response())
 }
 
 /// Sign out
