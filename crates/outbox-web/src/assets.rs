@@ -19,8 +19,8 @@ struct Files;
 /// Serves every path outside the API.
 pub(crate) async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     if !matches!(method, Method::GET | Method::HEAD) {
-        let refused = Problem::new(Kind::MethodNotAllowed, "files are read-only").into_response();
-        let (mut parts, body) = refused.into_parts();
+        let rejected = Problem::new(Kind::MethodNotAllowed, "files are read-only").into_response();
+        let (mut parts, body) = rejected.into_parts();
         parts.headers.insert(header::ALLOW, HeaderValue::from_static("GET,HEAD"));
         return finish(Response::from_parts(parts, body));
     }
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn every_file_has_a_type_that_browsers_know() {
+    fn every_file_has_a_known_content_type() {
         for name in Files::iter() {
             assert_ne!(content_type(&name), "application/octet-stream", "{name}");
         }

@@ -99,9 +99,9 @@ pub(crate) struct ProblemBody<'a> {
     /// The HTTP status code.
     #[schema(minimum = 400, maximum = 599)]
     status: u16,
-    /// What failed in this request.
+    /// The failure of this request.
     detail: &'a str,
-    /// What to do next.
+    /// Advice on how to proceed.
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<&'a str>,
 }

@@ -43,9 +43,9 @@ async fn every_operation_of_the_document_needs_a_token_and_its_role() {
             other => panic!("{other}"),
         };
         if let Some(lower) = lower {
-            let refused = server.send(request().bearer_auth(lower)).await;
-            assert_eq!(refused.status, 403, "{method} {path}: {}", refused.text);
-            assert!(refused.text.contains(role), "{}", refused.text);
+            let rejected = server.send(request().bearer_auth(lower)).await;
+            assert_eq!(rejected.status, 403, "{method} {path}: {}", rejected.text);
+            assert!(rejected.text.contains(role), "{}", rejected.text);
         }
         let enough = match role {
             "read" => READ,
@@ -80,23 +80,23 @@ async fn changes_need_more_than_the_role_read() {
 
 #[tokio::test]
 async fn the_detail_of_an_attempt_is_for_those_who_may_see_payloads() {
-    const ANSWER: &str = "canary-in-an-answer";
+    const RESPONSE: &str = "canary-in-a-response";
     let server = TestServer::start().await;
-    let error = format!("http://hooks answers 500\n[detail] the answer begins with: {ANSWER}");
+    let error = format!("http://hooks answers 500\n[detail] the answer begins with: {RESPONSE}");
     let id = server.dead(Event::new("order").json(&1), &error).await;
     let one = format!("/api/outbox/events/{id}");
     let explain = format!("{one}/explain");
     for path in [&one, &explain, "/api/outbox/events?status=dead", "/api/outbox/overview"] {
         let response = server.send(server.request("GET", path).bearer_auth(READ)).await;
         assert_eq!(response.status, 200, "{path}: {}", response.text);
-        assert!(!response.text.contains(ANSWER), "{path}: {}", response.text);
+        assert!(!response.text.contains(RESPONSE), "{path}: {}", response.text);
     }
     for (token, sees) in [(READ, false), (OPERATE, true), (ADMIN, true)] {
         let response = server.send(server.request("GET", &one).bearer_auth(token)).await.json();
         let attempt = &response["attempts"][0];
         assert_eq!(attempt["error"], "http://hooks answers 500");
         let detail = attempt["detail"].as_str();
-        assert_eq!(detail.is_some_and(|detail| detail.ends_with(ANSWER)), sees, "{attempt}");
+        assert_eq!(detail.is_some_and(|detail| detail.ends_with(RESPONSE)), sees, "{attempt}");
     }
 }
 
@@ -109,9 +109,9 @@ async fn whoever_guesses_tokens_has_to_wait() {
         assert_eq!(wrong.status, 401);
     }
     let wrong = server.request("GET", "/api/outbox/whoami").bearer_auth("a-guess-at-a-token");
-    let refused = server.send(wrong).await;
-    assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (429, "too-many-attempts"));
-    assert!(refused.header("retry-after").parse::<u64>().unwrap() >= 1);
+    let rejected = server.send(wrong).await;
+    assert_eq!((rejected.status.as_u16(), rejected.problem().as_str()), (429, "too-many-attempts"));
+    assert!(rejected.header("retry-after").parse::<u64>().unwrap() >= 1);
     let sign_in = async |token: &str| {
         let request = server.request("POST", "/api/outbox/session").json(&json!({"token": token}));
         server.send(request).await.status.as_u16()
@@ -166,7 +166,7 @@ async fn a_browser_signs_in_and_has_to_show_its_csrf_token() {
 }
 
 #[tokio::test]
-async fn cookies_are_for_tls_only_where_there_is_tls() {
+async fn with_tls_cookies_are_restricted_to_tls() {
     let server = TestServer::with(|builder| builder.tls(true)).await;
     let session =
         server.send(server.request("POST", "/api/outbox/session").json(&json!({"token": READ}))).await;
@@ -217,8 +217,12 @@ async fn pages_of_other_sites_change_nothing() {
         ("sec-fetch-site", "cross-site"),
         ("sec-fetch-site", "same-site"),
     ] {
-        let refused = server.send(replay(name, value)).await;
-        assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (403, "origin"), "{name}: {value}");
+        let rejected = server.send(replay(name, value)).await;
+        assert_eq!(
+            (rejected.status.as_u16(), rejected.problem().as_str()),
+            (403, "origin"),
+            "{name}: {value}"
+        );
     }
     assert_eq!(server.status_of(&id).await, "DEAD");
     assert_eq!(server.send(replay("origin", &server.url)).await.status, 200);
@@ -265,8 +269,8 @@ async fn only_json_of_a_bounded_size_is_read() {
         assert_eq!(server.send(post(kind, dry.clone())).await.status, status, "{kind:?}");
     }
     let large = vec![b' '; 1024 * 1024 + 1];
-    let refused = server.send(post(Some("application/json"), large.clone())).await;
-    assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (413, "too-large"));
+    let rejected = server.send(post(Some("application/json"), large.clone())).await;
+    assert_eq!((rejected.status.as_u16(), rejected.problem().as_str()), (413, "too-large"));
     let stream = futures_util::stream::iter(
         large.chunks(8_192).map(|c| Ok::<_, std::io::Error>(c.to_vec())).collect::<Vec<_>>(),
     );
@@ -292,8 +296,8 @@ async fn bodies_of_unauthenticated_callers_are_limited() {
     assert_eq!(server.send(json("/api/outbox/session", 16_384)).await.status, 200);
     // The dashboard's files accept no changes and need no token.
     for path in ["/api/outbox/session", "/", "/api/docs"] {
-        let refused = server.send(json(path, 16_385)).await;
-        assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (413, "too-large"), "{path}");
+        let rejected = server.send(json(path, 16_385)).await;
+        assert_eq!((rejected.status.as_u16(), rejected.problem().as_str()), (413, "too-large"), "{path}");
     }
     let stream = futures_util::stream::iter((0..5).map(|_| Ok::<_, std::io::Error>(vec![b' '; 4_096])));
     let chunked = server.request("POST", "/api/outbox/session").header("content-type", "application/json");

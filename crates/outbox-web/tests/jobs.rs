@@ -60,8 +60,8 @@ async fn everything_is_replayed_only_by_whoever_says_so() {
     let server = TestServer::start().await;
     some_dead(&server, "order", 2).await;
     for body in [json!({}), json!({"filter": {}}), json!({"filter": {}, "confirm_all": false})] {
-        let refused = server.post("/api/outbox/dead/replay", body.clone()).await;
-        assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (422, "not-confirmed"), "{body}");
+        let rejected = server.post("/api/outbox/dead/replay", body.clone()).await;
+        assert_eq!((rejected.status.as_u16(), rejected.problem().as_str()), (422, "not-confirmed"), "{body}");
     }
     // A misspelt filter must not match everything.
     assert_eq!(
@@ -110,9 +110,9 @@ async fn only_a_few_jobs_run_at_once() {
     for _ in 0..4 {
         assert_eq!(server.post("/api/outbox/dead/replay", slow.clone()).await.status, 202);
     }
-    let refused = server.post("/api/outbox/dead/replay", slow).await;
-    assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (429, "too-many"));
-    assert!(refused.headers.contains_key("retry-after"));
+    let rejected = server.post("/api/outbox/dead/replay", slow).await;
+    assert_eq!((rejected.status.as_u16(), rejected.problem().as_str()), (429, "too-many"));
+    assert!(rejected.headers.contains_key("retry-after"));
 }
 
 /// Concurrent requests must not all acquire the same permit.

@@ -123,8 +123,8 @@ async fn the_number_of_streams_is_limited() {
         assert_eq!(response.status(), 200, "{n}");
         streams.push(response);
     }
-    let refused = server.send(server.request("GET", "/api/outbox/live").bearer_auth(secret(4))).await;
-    assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (429, "too-many"));
+    let rejected = server.send(server.request("GET", "/api/outbox/live").bearer_auth(secret(4))).await;
+    assert_eq!((rejected.status.as_u16(), rejected.problem().as_str()), (429, "too-many"));
     drop(streams);
     let end = Instant::now() + common::TIMEOUT;
     while open_stream(&server, &secret(4)).await.status() != 200 {

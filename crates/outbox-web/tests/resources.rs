@@ -21,7 +21,7 @@ fn ids(page: &Value) -> Vec<&str> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_overview_tells_what_waits_and_what_is_dead() {
+async fn the_overview_counts_pending_and_dead_events() {
     on_all_databases!(server, {
         server.write(Event::new("order").json(&1)).await;
         server.write(Event::new("order").deliver_after(Duration::from_secs(3_600)).json(&1)).await;
@@ -198,8 +198,8 @@ async fn a_payload_is_shown_and_edited_and_the_audit_knows_by_whom() {
             json!({"base64": "no base64!"}),
             json!({"payload": "1", "headers": {"": "x"}}),
         ] {
-            let refused = put(wrong.clone()).await;
-            assert_eq!(refused.status, 422, "{wrong}: {}", refused.text);
+            let rejected = put(wrong.clone()).await;
+            assert_eq!(rejected.status, 422, "{wrong}: {}", rejected.text);
         }
         assert_eq!(
             put(json!({"base64": "AP8=", "content_type": "application/octet-stream"})).await.status,
@@ -407,11 +407,11 @@ async fn an_event_whose_id_cannot_be_read_is_named_by_its_place() {
     assert!(explained.contains("WHERE seq = 1") && !explained.contains("dead replay"), "{explained}");
     assert_eq!(server.read("/api/outbox/events/seq:1/payload").await["text"], "1");
     // Changes that need the id are rejected.
-    let refused = [("seq:1/skip", "events"), ("seq:1/cancel", "events"), ("key-1/skip", "keys")];
-    for (what, of) in refused {
-        let refused = server.post(&format!("/api/outbox/{of}/{what}"), json!({})).await;
-        assert_eq!(refused.status, 409, "{what}");
-        assert!(refused.text.contains("WHERE seq = 1"), "{}", refused.text);
+    let rejected = [("seq:1/skip", "events"), ("seq:1/cancel", "events"), ("key-1/skip", "keys")];
+    for (what, of) in rejected {
+        let rejected = server.post(&format!("/api/outbox/{of}/{what}"), json!({})).await;
+        assert_eq!(rejected.status, 409, "{what}");
+        assert!(rejected.text.contains("WHERE seq = 1"), "{}", rejected.text);
     }
     let edit = server.request("PUT", "/api/outbox/events/seq:1/payload").bearer_auth(ADMIN);
     assert_eq!(server.send(edit.json(&json!({"payload": "3"}))).await.status, 409);
@@ -437,9 +437,9 @@ async fn a_payload_that_is_too_large_to_be_shown_is_told_by_its_size() {
         let id = server.write(event).await;
         let path = format!("/api/outbox/events/{id}");
         assert_eq!(server.read(&path).await["event"]["payload_bytes"], size);
-        let refused = server.get(&format!("{path}/payload")).await;
-        assert_eq!(refused.status, 409, "{}", refused.text);
-        assert!(refused.text.contains(&size.to_string()), "{}", refused.text);
+        let rejected = server.get(&format!("{path}/payload")).await;
+        assert_eq!(rejected.status, 409, "{}", rejected.text);
+        assert!(rejected.text.contains(&size.to_string()), "{}", rejected.text);
         assert_eq!(server.post(&format!("{path}/cancel"), json!({})).await.status, 200);
     });
 }
@@ -580,12 +580,12 @@ async fn nodes_databases_and_the_audit_are_listed() {
             (&json!("node-a"), &json!("events"), &json!(1))
         );
         let release = "/api/outbox/nodes/node-a/release";
-        let refused = server.post(release, json!({})).await;
+        let rejected = server.post(release, json!({})).await;
         assert_eq!(
-            (refused.status.as_u16(), refused.problem().as_str()),
+            (rejected.status.as_u16(), rejected.problem().as_str()),
             (409, "conflict"),
             "{}",
-            refused.text
+            rejected.text
         );
         let released = server.post(release, json!({"running": true})).await;
         assert_eq!(
@@ -661,7 +661,7 @@ async fn a_relay_that_fails_is_told_by_nodes_and_overview() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn events_that_no_running_relay_routes_are_told_by_overview_and_explain() {
+async fn events_that_no_running_relay_routes_are_in_overview_and_explain() {
     on_all_databases!(server, {
         let known = server.write(Event::new("known").json(&1)).await;
         let strange = server.write(Event::new("strange").json(&2)).await;

@@ -77,6 +77,6 @@ async fn canaries_are_found_in_no_log_line_and_no_error() {
         .collect();
     for canary in [PAYLOAD, EDITED, GUESSED, READ, OPERATE, ADMIN] {
         assert!(!log.contains(canary), "{canary} is in the log");
-        assert!(!responses.contains(canary), "{canary} is in an answer:\n{responses}");
+        assert!(!responses.contains(canary), "{canary} is in a response:\n{responses}");
     }
 }

@@ -44,9 +44,9 @@ impl Throttle {
         let mut failed = self.lock();
         if failed.len() >= MAX_ADDRESSES
             && !failed.contains_key(&of)
-            && let Some(quiet) = failed.iter().min_by_key(|(_, bucket)| bucket.at).map(|(ip, _)| *ip)
+            && let Some(oldest) = failed.iter().min_by_key(|(_, bucket)| bucket.at).map(|(ip, _)| *ip)
         {
-            failed.remove(&quiet);
+            failed.remove(&oldest);
         }
         let full = Bucket { left: f64::from(self.per_minute), at: now };
         let bucket = failed.entry(of).or_insert(full);

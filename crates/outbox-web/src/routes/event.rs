@@ -81,7 +81,7 @@ pub(crate) struct AttemptView {
 pub(crate) struct ExplanationView {
     /// The explanation in plain text, with advice.
     text: String,
-    /// What to do, if anything.
+    /// Advice, if there is any.
     advice: Option<String>,
     /// The name of the current reason.
     reason: String,

@@ -62,7 +62,7 @@ pub(crate) async fn skip(
 
 /// Cancel a pending event
 ///
-/// The event is deleted and never delivered. Refused while a relay is handling it.
+/// The event is deleted and never delivered. Rejected while a relay is handling it.
 #[utoipa::path(post, path = "/outbox/events/{id}/cancel", tag = "events", params(DatabaseQuery, EventPath),
     responses((status = 200, description = "The event is deleted", body = ActionResult),
               (status = 409, description = "The event is not pending, or a relay is handling it")))]

@@ -196,7 +196,7 @@ pub(crate) struct NodePath {
 /// Releases its leases on events, and the leadership of the table. Other relays deliver these
 /// events at once. A relay that is still running can no longer settle them, but continues to handle
 /// the events in its memory until its next renewal: they may be delivered twice, and out of the
-/// order of their keys. Therefore refused for a running relay unless `running` is true.
+/// order of their keys. Therefore rejected for a running relay unless `running` is true.
 #[utoipa::path(post, path = "/outbox/nodes/{node}/release", tag = "nodes", params(DatabaseQuery, NodePath), request_body = ReleaseRequest,
     responses((status = 200, description = "Released", body = ReleasedView),
               (status = 404, description = "No relay of this name was seen, and there is no lease of it"),
