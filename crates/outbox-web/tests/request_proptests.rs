@@ -190,10 +190,10 @@ async fn send(
         request = request.header("content-type", "application/json").body(body.clone());
     }
     let response = server.send(request).await;
-    let request_case = || format!("{method} {path} {}: {}", String::from_utf8_lossy(&body), response.text);
-    prop_assert!(response.status.as_u16() < 500, "{}", request_case());
-    let operation = response.status.is_client_error() && response.text.contains(CANARY);
-    prop_assert!(!operation || may_repeat, "{}", request_case());
+    let context = || format!("{method} {path} {}: {}", String::from_utf8_lossy(&body), response.text);
+    prop_assert!(response.status.as_u16() < 500, "{}", context());
+    let repeats_value = response.status.is_client_error() && response.text.contains(CANARY);
+    prop_assert!(!repeats_value || may_repeat, "{}", context());
     Ok(())
 }
 

@@ -46,7 +46,7 @@ pub(crate) async fn guard_routes(State(web): State<Shared>, request: Request, ne
     handle(&web, true, request, next).await
 }
 
-/// Checks the host only, without authentication: for routes that serve no data.
+/// Checks host and origin, without authentication: for routes that serve no data.
 pub(crate) async fn allow_anonymous(State(web): State<Shared>, request: Request, next: Next) -> Response {
     handle(&web, false, request, next).await
 }
@@ -89,8 +89,11 @@ async fn check_request(web: &Shared, authenticate: bool, request: Request) -> Ap
         if changes && let Some(session) = &caller.session {
             let sent = parts.headers.get(CSRF).and_then(|value| value.to_str().ok()).unwrap_or_default();
             if !session.has_csrf(sent) {
-                return Err(Problem::new(Kind::BadCsrf, "the header X-CSRF-Token does not match the session")
-                    .advice("Send the `csrf` value of POST /api/outbox/session or GET /api/outbox/whoami in this header."));
+                return Err(Problem::new(
+                    Kind::BadCsrf,
+                    "the header X-CSRF-Token does not match the session",
+                )
+                .advice("Send `csrf` of POST /api/outbox/session or GET /api/outbox/whoami in it."));
             }
         }
         parts.extensions.insert(caller);

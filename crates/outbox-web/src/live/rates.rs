@@ -30,7 +30,7 @@ impl Throughput {
     fn of(difference: &Counts, seconds: f64) -> Self {
         let rate = |count: u64| count as f64 / seconds;
         let of_type = |counts: &TypeCounts| [counts.delivered, counts.failed, counts.dead].map(rate);
-        let moved = |(_, rates): &(String, [f64; 3])| rates.iter().any(|rate| *rate > 0.0);
+        let has_rate = |(_, rates): &(String, [f64; 3])| rates.iter().any(|rate| *rate > 0.0);
         Self {
             delivered: rate(difference.delivered),
             failed: rate(difference.failed),
@@ -40,7 +40,7 @@ impl Throughput {
                 .types
                 .iter()
                 .map(|(name, of)| (name.clone(), of_type(of)))
-                .filter(moved)
+                .filter(has_rate)
                 .collect(),
             latency: difference.latency.iter().copied().map(rate).collect(),
         }
