@@ -17,7 +17,7 @@ export function event({ main, path, signal }) {
   const parts = { head: h("header.view-head"), explain: h("section.explain", { "aria-label": "Explanation" }), timeline: h("div"), facts: h("div") };
   const page = [crumb(), parts.head, parts.explain, h("div.columns", null,
     h("div", null, card("Timeline", parts.timeline)),
-    h("div", null, card("Facts", parts.facts), card(null, payload(id))))];
+    h("div", null, card("Metadata", parts.facts), card(null, payload(id))))];
   fill(main, container);
 
   /** Null if the event does not exist, or no longer. */

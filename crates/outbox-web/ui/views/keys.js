@@ -55,7 +55,7 @@ function card(blocked, refresh) {
 
   const el = h("li", null, h("article.card.key", { "aria-label": `Key ${key}` },
     h("div.key-head", null, h("h2.mono.break", null, h("a", { href: href("events", { ordering_key: key }) }, key)), behind),
-    h("p", null, "Blocked by ", h("strong", null, name), " ", eventLink(named(first), first.id), ", dead since ", when(first.done_at),
+    h("p", null, "Blocked by ", h("strong", null, name), " ", eventLink(named(first), first.id), ", dead-lettered ", when(first.done_at),
       first.attempts > 0 && ` after ${things(first.attempts, "failed attempt")}`, "."),
     h("pre.error-text", null, first.last_error ?? "No error recorded."),
     h("div.tools", null,

@@ -25,7 +25,7 @@ export function timeline(event, attempts) {
 function tried(attempt, before) {
   const replayed = before?.fatal;
   const counted = attempt.number > (before && !replayed ? before.number : 0);
-  const title = counted ? [`Attempt ${attempt.number} failed`, attempt.fatal && " permanently"] : "Failed permanently: not retryable";
+  const title = counted ? [`Attempt ${attempt.number} failed`, attempt.fatal && " (final attempt)"] : "Failed permanently: not retryable";
   const failed = item(attempt.fatal ? "bad" : "warn", title, attempt.at,
     h("p.muted", null, "on ", h("span.mono.break", null, attempt.node)), errorDiff(replayed ? null : before?.error, attempt.error),
     attempt.detail && h("p.muted.break", null, attempt.detail));
