@@ -1,4 +1,5 @@
-//! An application with an outbox of its own, and the API and the dashboard mounted beside its other routes.
+//! An application with its own outbox, and the API and the dashboard mounted next to its other
+//! routes.
 //!
 //! ```sh
 //! cargo run -p outbox-web --example mounted                  # http://127.0.0.1:8080/#token=…
@@ -38,7 +39,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let web = Web::builder()
         .outbox("shop", outbox.store())
         .token(token)
-        // Whoever tries the API out sends many wrong ones.
+        // API tests send many wrong tokens.
         .wrong_tokens_per_minute(100_000)
         .build()?;
     let app = axum::Router::new().route("/hello", get(async || "hello")).merge(web.router());
@@ -51,7 +52,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Something to look at.
+/// Writes sample events.
 async fn fill(outbox: &Outbox<Sqlite>) -> outbox::Result<()> {
     for n in 0..20 {
         let order = format!("o-{n}");

@@ -1,4 +1,4 @@
-//! Spans of time as people write them: `30s`, `5m`, `2h`, `7d`.
+//! Durations in the notation `30s`, `5m`, `2h`, `7d`.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use utoipa::openapi::schema::{ObjectBuilder, Schema};
 use utoipa::openapi::{RefOr, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-/// What it must look like.
+/// Pattern of a valid duration, for the OpenAPI document.
 const PATTERN: &str = "^[0-9]{1,6}(ms|s|m|h|d)$";
 
-/// A span of time.
+/// A duration.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Age(pub(crate) Duration);
 
@@ -45,15 +45,16 @@ impl fmt::Debug for Age {
 impl<'de> Deserialize<'de> for Age {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        Self::parse(&text)
-            .ok_or_else(|| D::Error::custom("a wrong time, expected a time such as 30s, 5m, 2h or 7d"))
+        Self::parse(&text).ok_or_else(|| {
+            D::Error::custom("invalid duration, expected a duration such as 30s, 5m, 2h or 7d")
+        })
     }
 }
 
 impl PartialSchema for Age {
     fn schema() -> RefOr<Schema> {
         let text = ObjectBuilder::new().schema_type(Type::String).pattern(Some(PATTERN));
-        text.description(Some("A span of time, such as 30s, 5m, 2h or 7d.")).examples(["2h"]).into()
+        text.description(Some("A duration, such as 30s, 5m, 2h or 7d.")).examples(["2h"]).into()
     }
 }
 
@@ -64,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_read_as_people_write_them() {
+    fn durations_are_parsed_with_their_unit() {
         for (text, seconds) in
             [("0s", 0), ("30s", 30), ("5m", 300), ("2h", 7_200), ("7d", 604_800), ("1500ms", 1)]
         {

@@ -1,4 +1,5 @@
-//! The dashboard: files that are part of the binary. They hold no data, so nobody is asked who they are.
+//! Files of the dashboard, embedded in the binary. They contain no data and are served without
+//! authentication.
 
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
@@ -7,7 +8,7 @@ use rust_embed::{EmbeddedFile, RustEmbed};
 use crate::auth::guard::finish;
 use crate::problem::{Kind, Problem};
 
-/// Everything from this server, nothing from elsewhere, nothing written into a page.
+/// Allows resources from this server only, and no inline scripts or styles.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       font-src 'self'; manifest-src 'self'; base-uri 'self'; form-action 'none'; frame-ancestors 'none'";
 
@@ -15,51 +16,51 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 #[folder = "ui/"]
 struct Files;
 
-/// Answers for every path that is not of the API.
+/// Serves every path outside the API.
 pub(crate) async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     if !matches!(method, Method::GET | Method::HEAD) {
-        let refused = Problem::new(Kind::MethodNotAllowed, "files can only be read").into_response();
-        let (mut parts, body) = refused.into_parts();
+        let rejected = Problem::new(Kind::MethodNotAllowed, "files are read-only").into_response();
+        let (mut parts, body) = rejected.into_parts();
         parts.headers.insert(header::ALLOW, HeaderValue::from_static("GET,HEAD"));
         return finish(Response::from_parts(parts, body));
     }
     let path = uri.path().trim_start_matches('/');
     let name = if path.is_empty() { "index.html" } else { path };
     let found = Files::get(name).map(|file| (name, file));
-    let page = || page(path).filter(|_| wants_pages(&headers));
+    let page = || page(path).filter(|_| accepts_html(&headers));
     match found.or_else(|| page().and_then(|name| Some((name, Files::get(name)?)))) {
-        Some((name, file)) => finish(answer(name, &file, &headers)),
-        None => finish(Problem::not_found("there is no such page").into_response()),
+        Some((name, file)) => finish(respond(name, &file, &headers)),
+        None => finish(Problem::not_found("page not found").into_response()),
     }
 }
 
-/// The page that shows the document of the API, and what belongs to it: `docs`, `docs.js`, `docs.css`.
+/// Serves the page that shows the OpenAPI document, and its files: `docs`, `docs.js`, `docs.css`.
 pub(crate) async fn docs(uri: Uri, headers: HeaderMap) -> Response {
-    let asked = uri.path().rsplit('/').next();
-    let name = asked.filter(|name| matches!(*name, "docs.js" | "docs.css")).unwrap_or("docs.html");
+    let requested = uri.path().rsplit('/').next();
+    let name = requested.filter(|name| matches!(*name, "docs.js" | "docs.css")).unwrap_or("docs.html");
     match Files::get(&format!("docs/{name}")) {
-        Some(file) => finish(answer(name, &file, &headers)),
-        None => finish(Problem::not_found("there is no such page").into_response()),
+        Some(file) => finish(respond(name, &file, &headers)),
+        None => finish(Problem::not_found("page not found").into_response()),
     }
 }
 
-/// A path that looks like a page is one of the dashboard: it finds out itself which.
+/// Serves the dashboard for every path that looks like a page: the dashboard routes on the client.
 fn page(path: &str) -> Option<&'static str> {
     let is_page = !path.contains('.') && !path.starts_with("api/") && path != "api";
     is_page.then_some("index.html")
 }
 
-/// Browsers do; programs that look for something else should hear that it is not there.
-fn wants_pages(headers: &HeaderMap) -> bool {
+/// Whether the client accepts HTML, as browsers do. Other clients get a 404 for an unknown path.
+fn accepts_html(headers: &HeaderMap) -> bool {
     let accepted = headers.get(header::ACCEPT).and_then(|accepted| accepted.to_str().ok());
     accepted.is_some_and(|accepted| accepted.contains("text/html"))
 }
 
-fn answer(name: &str, file: &EmbeddedFile, asked: &HeaderMap) -> Response {
+fn respond(name: &str, file: &EmbeddedFile, requested: &HeaderMap) -> Response {
     let digest = file.metadata.sha256_hash();
     let tag: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
     let tag = HeaderValue::from_str(&format!("\"{tag}\"")).unwrap_or(HeaderValue::from_static("\"\""));
-    let known = asked.get(header::IF_NONE_MATCH).is_some_and(|known| known == tag);
+    let known = requested.get(header::IF_NONE_MATCH).is_some_and(|known| known == tag);
     let body = if known { Vec::new() } else { file.data.to_vec() };
     let mut response = body.into_response();
     if known {
@@ -68,7 +69,7 @@ fn answer(name: &str, file: &EmbeddedFile, asked: &HeaderMap) -> Response {
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type(name)));
     headers.insert(header::ETAG, tag);
-    // Kept, but asked for each time whether it is still the same.
+    // Cached, but revalidated on each request.
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
     response
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_looks_like_a_page_is_one() {
+    fn only_a_path_without_an_extension_is_a_page() {
         assert_eq!(page("events/01J"), Some("index.html"));
         for other in ["app.js", "api", "api/x", ".env", "a/b.css", "../Cargo.toml"] {
             assert_eq!(page(other), None, "{other}");
@@ -102,14 +103,14 @@ mod tests {
     }
 
     #[test]
-    fn every_file_has_a_type_that_browsers_know() {
+    fn every_file_has_a_known_content_type() {
         for name in Files::iter() {
             assert_ne!(content_type(&name), "application/octet-stream", "{name}");
         }
     }
 
     #[test]
-    fn no_file_asks_for_anything_elsewhere_or_has_scripts_within() {
+    fn no_file_loads_from_other_hosts_or_has_inline_scripts() {
         for name in Files::iter().filter(|name| name.ends_with(".html")) {
             let file = Files::get(&name).unwrap();
             let text = String::from_utf8(file.data.to_vec()).unwrap();

@@ -1,4 +1,4 @@
-//! Putting it together.
+//! Builder of the router.
 
 use std::sync::Arc;
 
@@ -10,23 +10,24 @@ use outbox::store::SharedStore;
 use outbox::{Destination, Fleet};
 use tokio::sync::Semaphore;
 
-use crate::auth::Porter;
-use crate::auth::guard::{guard, guard_others, require, welcome};
+use crate::auth::Authenticator;
+use crate::auth::guard::{allow_anonymous, guard, guard_routes, require};
 use crate::auth::hosts::Hosts;
 use crate::auth::sessions::Sessions;
 use crate::auth::throttle::Throttle;
-use crate::auth::token::{Role, SHORTEST, Token};
-use crate::databases::{All, Databases, Fixed};
+use crate::auth::token::{MIN_SECRET_LEN, Role, Token};
+use crate::databases::{DatabaseSources, Databases, SingleDatabase};
 use crate::jobs::Jobs;
 use crate::live::Live;
 use crate::problem::Problem;
 use crate::state::{Destinations, Inner, Shared};
 use crate::{assets, routes};
 
-/// How many wrong tokens an address may send in a minute, if nobody says otherwise.
-const ATTEMPTS: u32 = 10;
+/// Default number of wrong tokens per minute and address.
+const DEFAULT_WRONG_TOKENS: u32 = 10;
 
-/// The REST API and the dashboard of outboxes, to be mounted into an axum application. Cheap to clone; clones are the same.
+/// REST API and dashboard of outboxes, to be mounted into an axum application. Cheap to clone;
+/// clones share their state.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -47,20 +48,21 @@ const ATTEMPTS: u32 = 10;
 /// # Ok(()) }
 /// ```
 ///
-/// Elsewhere than at the root: `Router::new().nest("/outbox", web.router())`. Without the dashboard: [`Web::api`].
+/// To serve it below a path: `Router::new().nest("/outbox", web.router())`. Without the dashboard:
+/// [`Web::api`].
 ///
-/// Serve it with `into_make_service_with_connect_info::<SocketAddr>()`, so that those who guess tokens are told apart from others
-/// by their addresses.
+/// Serve it with `into_make_service_with_connect_info::<SocketAddr>()`, so that wrong tokens are
+/// counted by the client's address.
 #[derive(Clone)]
 pub struct Web {
     shared: Shared,
 }
 
-/// Sets up a [`Web`].
+/// Builds a [`Web`].
 #[derive(Default)]
 #[must_use = "nothing is built until `build` is called"]
 pub struct WebBuilder {
-    databases: All,
+    databases: DatabaseSources,
     tokens: Vec<Token>,
     hosts: Vec<String>,
     tls: bool,
@@ -68,96 +70,103 @@ pub struct WebBuilder {
     destinations: Option<Destinations>,
 }
 
-/// What is wrong with what was given.
+/// Invalid configuration of a [`WebBuilder`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// Nobody could ever ask.
-    #[error("no token: nobody could ask anything. Add one with `token(Token::new(name, role, secret))`")]
+    /// No token was given: every request would be rejected.
+    #[error(
+        "no token: every request would be rejected. Add one with `token(Token::new(name, role, secret))`"
+    )]
     NoToken,
-    /// There is nothing to look at.
+    /// No database was given.
     #[error("no database: add one with `outbox(name, store)`, `fleet(fleet)` or `databases(…)`")]
     NoDatabase,
-    /// The audit says names.
-    #[error("the token {name:?}: its name must have 1 to 64 characters, and no control characters")]
-    Name {
-        /// The name as given.
+    /// The name of a token is empty, too long, or has control characters. The name appears in audit
+    /// entries.
+    #[error("token {name:?}: the name must have 1 to 64 characters, and no control characters")]
+    InvalidName {
+        /// The name of the token.
         name: String,
     },
-    /// Two tokens have one name.
-    #[error("two tokens have the name {name:?}: the audit tells them apart by it")]
-    Twice {
-        /// The name of both.
+    /// Two tokens have the same name.
+    #[error("two tokens have the name {name:?}: names must be unique, since audit entries refer to them")]
+    DuplicateName {
+        /// The name of both tokens.
         name: String,
     },
-    /// The secret could be guessed.
+    /// The secret of a token is too short.
     #[error(
-        "the token {name:?}: its secret must have at least {SHORTEST} characters; `openssl rand -base64 32` makes a good one", SHORTEST = SHORTEST
+        "token {name:?}: the secret must have at least {MIN_SECRET_LEN} characters; generate one with `openssl rand -base64 32`", MIN_SECRET_LEN = MIN_SECRET_LEN
     )]
-    Short {
-        /// Whose it is.
+    ShortSecret {
+        /// The name of the token.
         name: String,
     },
-    /// It is no digest.
+    /// The digest of a token has the wrong format.
     #[error(
-        "the token {name:?}: a digest is `sha256:` and 64 hexadecimal digits; `printf %s \"$TOKEN\" | sha256sum` makes one"
+        "token {name:?}: the digest must be `sha256:` and 64 hexadecimal digits; compute it with `printf %s \"$TOKEN\" | sha256sum`"
     )]
-    Digest {
-        /// Whose it is.
+    InvalidDigest {
+        /// The name of the token.
         name: String,
     },
 }
 
 impl WebBuilder {
-    /// A database, by a name of its own.
+    /// Adds a database with this name.
     pub fn outbox(self, name: impl Into<String>, store: SharedStore) -> Self {
-        self.databases(Fixed { name: name.into(), store })
+        self.databases(SingleDatabase { name: name.into(), store })
     }
 
-    /// All databases of a fleet, as they come and go.
+    /// Adds all databases of a fleet, as they are added and removed.
     pub fn fleet(self, fleet: Fleet) -> Self {
         self.databases(fleet)
     }
 
-    /// Databases that come and go in another way.
+    /// Adds databases from another source.
     pub fn databases(mut self, databases: impl Databases) -> Self {
         self.databases.0.push(Arc::new(databases));
         self
     }
 
-    /// Somebody who may ask.
+    /// Adds a token.
     pub fn token(mut self, token: Token) -> Self {
         self.tokens.push(token);
         self
     }
 
-    /// Several who may.
+    /// Adds several tokens.
     pub fn tokens(mut self, tokens: impl IntoIterator<Item = Token>) -> Self {
         self.tokens.extend(tokens);
         self
     }
 
-    /// A name that this server is asked by, beside `localhost` and addresses in numbers. Requests for other names are refused:
-    /// a site could have its own name point to this machine, and a browser here ask for it.
+    /// Adds a host name of this server, in addition to `localhost` and IP addresses. Requests for
+    /// other names are rejected: another site could point its own name to this machine and have a
+    /// browser here send requests to it (DNS rebinding).
     pub fn host(mut self, name: impl Into<String>) -> Self {
         self.hosts.push(name.into());
         self
     }
 
-    /// It is served by TLS, by this process or a proxy before it: cookies are then for TLS only (`Secure`, and a name that
-    /// begins with `__Host-`).
+    /// Set if the server is reached over TLS, terminated by this process or by a proxy in front of
+    /// it: session cookies are then restricted to TLS (`Secure`, and a name with the prefix
+    /// `__Host-`).
     pub fn tls(mut self, tls: bool) -> Self {
         self.tls = tls;
         self
     }
 
-    /// How many wrong tokens an address may send in a minute before it has to wait; 10 if not set, at least 1.
+    /// Number of wrong tokens per minute after which an address is throttled; 10 by default, at
+    /// least 1.
     pub fn wrong_tokens_per_minute(mut self, attempts: u32) -> Self {
         self.attempts = Some(attempts.max(1));
         self
     }
 
-    /// Where the relay of this process sends events: what cannot be reached shows at once, instead of when the relay says so.
+    /// Destinations of the relay in this process: their outages are shown at once, without waiting
+    /// for the relay's next announcement.
     pub fn destinations(
         mut self,
         destinations: impl Fn() -> Vec<Destination> + Send + Sync + 'static,
@@ -166,7 +175,7 @@ impl WebBuilder {
         self
     }
 
-    /// Checks everything.
+    /// Validates the configuration.
     pub fn build(self) -> Result<Web, BuildError> {
         if self.tokens.is_empty() {
             return Err(BuildError::NoToken);
@@ -177,72 +186,74 @@ impl WebBuilder {
         for (n, token) in self.tokens.iter().enumerate() {
             let name = token.name.clone();
             if crate::text::check("name", &name, 64).is_err() {
-                return Err(BuildError::Name { name });
+                return Err(BuildError::InvalidName { name });
             }
             if self.tokens[..n].iter().any(|other| other.name == name) {
-                return Err(BuildError::Twice { name });
+                return Err(BuildError::DuplicateName { name });
             }
             if token.is_short {
-                return Err(BuildError::Short { name });
+                return Err(BuildError::ShortSecret { name });
             }
         }
-        let porter = Porter {
+        let authenticator = Authenticator {
             tokens: self.tokens,
             tls: self.tls,
             sessions: Sessions::default(),
-            throttle: Throttle::new(self.attempts.unwrap_or(ATTEMPTS)),
+            throttle: Throttle::new(self.attempts.unwrap_or(DEFAULT_WRONG_TOKENS)),
         };
         Ok(Web {
             shared: Shared(Arc::new(Inner {
-                porter,
+                authenticator,
                 hosts: Hosts(self.hosts),
                 databases: self.databases,
                 destinations: self.destinations,
                 jobs: Jobs::default(),
                 live: Live::default(),
-                payloads: Semaphore::new(routes::payload::AT_ONCE),
+                payloads: Semaphore::new(routes::payload::MAX_CONCURRENT_READS),
             })),
         })
     }
 }
 
 impl Web {
-    /// Sets one up.
+    /// Creates a builder.
     pub fn builder() -> WebBuilder {
         WebBuilder::default()
     }
 
-    /// The API (`/api/outbox/…`, `/api/openapi.json`, `/api/docs`), and the dashboard for every other path.
+    /// Router of the API (`/api/outbox/…`, `/api/openapi.json`, `/api/docs`), and the dashboard for
+    /// every other path.
     pub fn router(&self) -> Router {
-        let files =
-            Router::new().fallback(assets::serve).layer(from_fn_with_state(self.shared.clone(), welcome));
+        let files = Router::new()
+            .fallback(assets::serve)
+            .layer(from_fn_with_state(self.shared.clone(), allow_anonymous));
         self.api().merge(files)
     }
 
-    /// The API alone.
+    /// Router of the API alone.
     pub fn api(&self) -> Router {
         let (routes, _) = routes::all();
-        let nothing = async || Problem::not_found("there is nothing at this path").into_response();
+        let not_found = async || Problem::not_found("path not found").into_response();
         let api = routes
-            .fallback(nothing)
+            .fallback(not_found)
             .layer(from_fn_with_state(self.shared.clone(), guard))
             .with_state(self.shared.clone());
         let docs = Router::new()
             .route("/api/docs", get(assets::docs))
             .route("/api/docs.js", get(assets::docs))
             .route("/api/docs.css", get(assets::docs))
-            .layer(from_fn_with_state(self.shared.clone(), welcome));
+            .layer(from_fn_with_state(self.shared.clone(), allow_anonymous));
         Router::new().nest("/api", api).merge(docs)
     }
 
-    /// Puts the same guard before other routes: a token or a session with at least this role.
+    /// Adds the same authentication to other routes: a token or a session with at least this role.
     pub fn protect(&self, role: Role, routes: Router) -> Router {
         routes
             .layer(from_fn_with_state(role, require))
-            .layer(from_fn_with_state(self.shared.clone(), guard_others))
+            .layer(from_fn_with_state(self.shared.clone(), guard_routes))
     }
 
-    /// The OpenAPI document, as `/api/openapi.json` tells it.
+    /// The OpenAPI document, as served at `/api/openapi.json`.
     pub fn openapi() -> String {
         crate::openapi::document().to_pretty_json().unwrap_or_default()
     }
@@ -250,6 +261,6 @@ impl Web {
 
 impl std::fmt::Debug for Web {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Web").field("tokens", &self.shared.porter.tokens).finish_non_exhaustive()
+        f.debug_struct("Web").field("tokens", &self.shared.authenticator.tokens).finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! Where a page ended, as a text that nobody needs to understand.
+//! Opaque cursors: positions in a paginated list.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -6,55 +6,58 @@ use chrono::{DateTime, Datelike as _};
 use outbox::store::{Cursor, Shelf};
 use sha2::{Digest as _, Sha256};
 
-use crate::problem::{Answer, Problem};
+use crate::problem::{ApiResult, Problem};
 
-/// Rises when cursors come to mean something else.
+/// Incremented when the encoding changes.
 const VERSION: u8 = 1;
 
-/// A cursor, and the list that it belongs to.
+/// A cursor and the list that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mark {
+pub(crate) struct PageCursor {
     pub(crate) shelf: Shelf,
     pub(crate) newest_first: bool,
     pub(crate) at: Cursor,
 }
 
-impl Mark {
+impl PageCursor {
     pub(crate) fn encode(self) -> String {
         let mut bytes = vec![VERSION, code(self.shelf), u8::from(self.newest_first)];
         bytes.extend(self.at.at.timestamp_micros().to_be_bytes());
         bytes.extend(self.at.seq.to_be_bytes());
-        seal(bytes)
+        encode_checked(bytes)
     }
 
-    /// Refuses what was not made here, or for another list.
-    pub(crate) fn decode(text: &str, shelf: Shelf, newest_first: bool) -> Answer<Cursor> {
-        let bytes = open(text).ok_or_else(wrong)?;
-        let [VERSION, of_shelf, direction, rest @ ..] = bytes.as_slice() else { return Err(wrong()) };
+    /// Rejects a cursor that this server did not encode, or that belongs to another list.
+    pub(crate) fn decode(text: &str, shelf: Shelf, newest_first: bool) -> ApiResult<Cursor> {
+        let bytes = decode_checked(text).ok_or_else(invalid_cursor)?;
+        let [VERSION, of_shelf, direction, rest @ ..] = bytes.as_slice() else {
+            return Err(invalid_cursor());
+        };
         if *of_shelf != code(shelf) || *direction != u8::from(newest_first) {
             return Err(Problem::invalid("the cursor belongs to a list of another status or order"));
         }
-        let (at, seq) = rest.split_at_checked(8).ok_or_else(wrong)?;
-        let number = |bytes: &[u8]| bytes.try_into().map(i64::from_be_bytes).map_err(|_| wrong());
-        // Other times no event has, and not every database knows.
+        let (at, seq) = rest.split_at_checked(8).ok_or_else(invalid_cursor)?;
+        let number = |bytes: &[u8]| bytes.try_into().map(i64::from_be_bytes).map_err(|_| invalid_cursor());
+        // No event has a time outside this range, and not every database supports such times.
         let at = DateTime::from_timestamp_micros(number(at)?).filter(|at| (1970..=9999).contains(&at.year()));
-        let at = at.ok_or_else(wrong)?;
+        let at = at.ok_or_else(invalid_cursor)?;
         Ok(Cursor { at, seq: number(seq)? })
     }
 }
 
-/// The id of the last one on a page.
+/// Encodes the id of the last row of a page.
 pub(crate) fn encode_id(id: &str) -> String {
-    seal([&[VERSION, b'i'], id.as_bytes()].concat())
+    encode_checked([&[VERSION, b'i'], id.as_bytes()].concat())
 }
 
-pub(crate) fn decode_id(text: &str) -> Answer<String> {
-    let bytes = open(text).ok_or_else(wrong)?;
-    let [VERSION, b'i', id @ ..] = bytes.as_slice() else { return Err(wrong()) };
-    let id = String::from_utf8(id.to_vec()).map_err(|_| wrong())?;
-    // A database may fail at what cannot be an id. Control characters can stand in one, but for NUL.
+pub(crate) fn decode_id(text: &str) -> ApiResult<String> {
+    let bytes = decode_checked(text).ok_or_else(invalid_cursor)?;
+    let [VERSION, b'i', id @ ..] = bytes.as_slice() else { return Err(invalid_cursor()) };
+    let id = String::from_utf8(id.to_vec()).map_err(|_| invalid_cursor())?;
+    // A database may fail on text that cannot be an id. An id may contain control characters,
+    // except NUL.
     let is_id = (1..=36).contains(&id.chars().count()) && !id.contains('\0');
-    is_id.then_some(id).ok_or_else(wrong)
+    is_id.then_some(id).ok_or_else(invalid_cursor)
 }
 
 fn code(shelf: Shelf) -> u8 {
@@ -65,21 +68,21 @@ fn code(shelf: Shelf) -> u8 {
     }
 }
 
-/// With a check against slips, not against forgery: a cursor says where to go on, and nothing that one may not know.
-fn seal(mut bytes: Vec<u8>) -> String {
+/// Appends a checksum. It protects against mistakes, not against forgery: a cursor only selects a
+/// position, and contains nothing confidential.
+fn encode_checked(mut bytes: Vec<u8>) -> String {
     bytes.extend(&Sha256::digest(&bytes)[..4]);
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-fn open(text: &str) -> Option<Vec<u8>> {
+fn decode_checked(text: &str) -> Option<Vec<u8>> {
     let mut bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
     let check = bytes.split_off(bytes.len().checked_sub(4)?);
     (Sha256::digest(&bytes)[..4] == check).then_some(bytes)
 }
 
-fn wrong() -> Problem {
-    Problem::invalid("the cursor is not one of this server")
-        .advice("Use `next` of the page before, as it is.")
+fn invalid_cursor() -> Problem {
+    Problem::invalid("invalid cursor").advice("Use `next` of the previous page unchanged.")
 }
 
 #[cfg(test)]
@@ -87,43 +90,46 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cursor_comes_back_as_it_was_and_only_for_its_own_list() {
+    fn a_cursor_is_decoded_unchanged_and_only_for_its_own_list() {
         let at = Cursor { at: DateTime::from_timestamp_micros(1_700_000_000_123_456).unwrap(), seq: -7 };
         for shelf in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
-            let text = Mark { shelf, newest_first: true, at }.encode();
-            assert_eq!(Mark::decode(&text, shelf, true).unwrap(), at);
-            assert!(Mark::decode(&text, shelf, false).is_err());
+            let text = PageCursor { shelf, newest_first: true, at }.encode();
+            assert_eq!(PageCursor::decode(&text, shelf, true).unwrap(), at);
+            assert!(PageCursor::decode(&text, shelf, false).is_err());
         }
-        let dead = Mark { shelf: Shelf::Dead, newest_first: true, at }.encode();
-        assert!(Mark::decode(&dead, Shelf::Done, true).is_err());
+        let dead = PageCursor { shelf: Shelf::Dead, newest_first: true, at }.encode();
+        assert!(PageCursor::decode(&dead, Shelf::Done, true).is_err());
         assert!(decode_id(&dead).is_err());
     }
 
     #[test]
-    fn what_was_changed_on_the_way_is_refused() {
+    fn a_modified_cursor_is_rejected() {
         let at = Cursor { at: DateTime::from_timestamp_micros(0).unwrap(), seq: 1 };
-        let text = Mark { shelf: Shelf::Dead, newest_first: false, at }.encode();
+        let text = PageCursor { shelf: Shelf::Dead, newest_first: false, at }.encode();
         for n in 0..text.len() {
             let mut wrong = text.clone().into_bytes();
             wrong[n] = if wrong[n] == b'A' { b'B' } else { b'A' };
             let wrong = String::from_utf8(wrong).unwrap();
-            assert!(Mark::decode(&wrong, Shelf::Dead, false).is_err(), "{wrong}");
+            assert!(PageCursor::decode(&wrong, Shelf::Dead, false).is_err(), "{wrong}");
         }
         for wrong in ["", "A", "!!!!", "AAAA", "e30", &text[..10]] {
-            assert!(Mark::decode(wrong, Shelf::Dead, false).is_err() && decode_id(wrong).is_err(), "{wrong}");
+            assert!(
+                PageCursor::decode(wrong, Shelf::Dead, false).is_err() && decode_id(wrong).is_err(),
+                "{wrong}"
+            );
         }
         for id in ["01J", "a\u{7}b", " "] {
             assert_eq!(decode_id(&encode_id(id)).unwrap(), id);
         }
     }
 
-    /// The check is against slips: whoever wants to can make one that fits.
+    /// The checksum does not prevent forgery: a client can compute a valid one.
     #[test]
-    fn what_no_event_can_have_is_refused_although_the_check_fits() {
+    fn an_impossible_position_is_rejected_despite_a_valid_checksum() {
         for year in ["-0001", "+10000", "+262142"] {
             let at = Cursor { at: format!("{year}-01-01T00:00:00Z").parse().unwrap(), seq: 1 };
-            let text = Mark { shelf: Shelf::Dead, newest_first: false, at }.encode();
-            assert!(Mark::decode(&text, Shelf::Dead, false).is_err(), "{year}");
+            let text = PageCursor { shelf: Shelf::Dead, newest_first: false, at }.encode();
+            assert!(PageCursor::decode(&text, Shelf::Dead, false).is_err(), "{year}");
         }
         for id in ["", "a\0b", &"x".repeat(37)] {
             assert!(decode_id(&encode_id(id)).is_err(), "{id:?}");

@@ -1,4 +1,4 @@
-//! Which databases there are.
+//! The databases that the API serves.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use outbox::Fleet;
 use outbox::fleet::DatabaseState;
 use outbox::store::SharedStore;
 
-use crate::problem::{Answer, Problem};
+use crate::problem::{ApiResult, Problem};
 
-/// Which databases there are at the moment. [`Fleet`] is one; whoever opens databases late, or finds them elsewhere, writes
-/// another.
+/// A source of databases, which may change at any time. [`Fleet`] is one; implement it for
+/// databases that are opened later or discovered in another way.
 ///
 /// ```
 /// use outbox::store::SharedStore;
@@ -29,32 +29,32 @@ use crate::problem::{Answer, Problem};
 /// }
 /// ```
 pub trait Databases: Send + Sync + 'static {
-    /// All of them, by name.
+    /// All databases, by name.
     fn list(&self) -> Vec<DatabaseInfo>;
 
-    /// The store of one, if it is there and open.
+    /// The store of a database, if the database exists and is open.
     fn store(&self, name: &str) -> Option<SharedStore>;
 }
 
-/// A database, and how it is doing.
+/// A database and its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DatabaseInfo {
-    /// Its name.
+    /// The name of the database.
     pub name: String,
-    /// How it is doing: `active`, `standing by`, `starting`, `failing`, …
+    /// The state: `active`, `standing by`, `starting`, `failing`, …
     pub state: String,
-    /// Why it fails, if it does. Holds no credentials.
+    /// Why the database is failing. Contains no credentials.
     pub reason: Option<String>,
 }
 
 impl DatabaseInfo {
-    /// A database of this name and state.
+    /// A database with this name and state.
     pub fn new(name: impl Into<String>, state: impl Into<String>) -> Self {
         Self { name: name.into(), state: state.into(), reason: None }
     }
 
-    /// Why it fails.
+    /// Sets why the database is failing.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.reason = Some(reason.into());
         self
@@ -78,13 +78,13 @@ impl Databases for Fleet {
     }
 }
 
-/// One that is always there.
-pub(crate) struct Fixed {
+/// A database that is always open.
+pub(crate) struct SingleDatabase {
     pub(crate) name: String,
     pub(crate) store: SharedStore,
 }
 
-impl Databases for Fixed {
+impl Databases for SingleDatabase {
     fn list(&self) -> Vec<DatabaseInfo> {
         vec![DatabaseInfo::new(&self.name, "open")]
     }
@@ -94,21 +94,21 @@ impl Databases for Fixed {
     }
 }
 
-/// All sources together. Where two have a database of one name, the first counts.
+/// All sources. If two sources have a database of the same name, the first source wins.
 #[derive(Clone, Default)]
-pub(crate) struct All(pub(crate) Vec<Arc<dyn Databases>>);
+pub(crate) struct DatabaseSources(pub(crate) Vec<Arc<dyn Databases>>);
 
-/// A database that was asked for.
+/// The database of a request.
 #[derive(Clone)]
-pub(crate) struct Chosen {
+pub(crate) struct Database {
     pub(crate) name: String,
     pub(crate) store: SharedStore,
 }
 
-/// How many names are told to those who named none.
-const TOLD: usize = 10;
+/// Number of names listed in the error if a request names no database.
+const NAMES_LISTED: usize = 10;
 
-impl All {
+impl DatabaseSources {
     pub(crate) fn list(&self) -> Vec<DatabaseInfo> {
         let mut all: Vec<DatabaseInfo> = Vec::new();
         for info in self.0.iter().flat_map(|databases| databases.list()) {
@@ -120,33 +120,35 @@ impl All {
         all
     }
 
-    /// The one of this name; without a name the only one.
-    pub(crate) fn choose(&self, name: Option<&str>) -> Answer<Chosen> {
+    /// Finds the database with this name; without a name, the only database.
+    pub(crate) fn resolve(&self, name: Option<&str>) -> ApiResult<Database> {
         let name = match name {
             Some(name) => name.to_owned(),
             None => self.only()?,
         };
         match self.0.iter().find_map(|databases| databases.store(&name)) {
-            Some(store) => Ok(Chosen { name, store }),
+            Some(store) => Ok(Database { name, store }),
             None if self.list().iter().any(|info| info.name == name) => Err(Problem::new(
                 crate::problem::Kind::Unavailable,
-                format!("the database `{name}` is not open yet"),
+                format!("database `{name}` is not open yet"),
             )
             .retry_after(std::time::Duration::from_secs(1))),
-            None => Err(Problem::not_found(format!("there is no database `{}`", crate::text::shown(&name)))
-                .advice("GET /api/outbox/databases lists them.")),
+            None => {
+                Err(Problem::not_found(format!("database `{}` not found", crate::text::printable(&name)))
+                    .advice("GET /api/outbox/databases lists all databases."))
+            }
         }
     }
 
-    fn only(&self) -> Answer<String> {
+    fn only(&self) -> ApiResult<String> {
         let mut names: Vec<String> = self.list().into_iter().map(|info| info.name).collect();
         match names.len() {
             1 => Ok(names.remove(0)),
-            0 => Err(Problem::not_found("there is no database at the moment")),
+            0 => Err(Problem::not_found("no database is available")),
             count => {
-                names.truncate(TOLD);
-                let and_more = if count > TOLD { ", …" } else { "" };
-                Err(Problem::bad(format!("there are {count} databases, and none was named"))
+                names.truncate(NAMES_LISTED);
+                let and_more = if count > NAMES_LISTED { ", …" } else { "" };
+                Err(Problem::bad(format!("there are {count} databases, and the request names none"))
                     .advice(format!("Add ?database=NAME: {}{and_more}.", names.join(", "))))
             }
         }

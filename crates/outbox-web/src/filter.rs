@@ -1,26 +1,27 @@
-//! Which events. Every field is a name of its own here; what is asked for is bound, never written into a statement.
+//! Filters for events. Each field has a fixed name; values are bound as parameters and never become
+//! part of a statement.
 
 use outbox::store::{Filter, PageAsk, SharedStore, Shelf};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
 use crate::age::Age;
-use crate::problem::{Answer, Problem};
+use crate::problem::{ApiResult, Problem};
 use crate::text;
 use crate::views::Count;
 
-/// Which dead events. What is not named may be anything.
+/// Selects dead events. A field that is not set matches every event.
 #[derive(Clone, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"event_type": "order.placed", "within": "2h"}))]
 pub(crate) struct DeadFilter {
-    /// Only this type.
+    /// Only this event type.
     #[schema(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     pub(crate) event_type: Option<String>,
-    /// Only this type of aggregate.
+    /// Only this aggregate type.
     #[schema(min_length = 1, max_length = 64, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     pub(crate) aggregate_type: Option<String>,
-    /// Only this aggregate.
+    /// Only this aggregate id.
     #[schema(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     pub(crate) aggregate_id: Option<String>,
     /// Only this tenant.
@@ -32,14 +33,14 @@ pub(crate) struct DeadFilter {
     /// Only this correlation id.
     #[schema(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     pub(crate) correlation_id: Option<String>,
-    /// Only those that died more recently than this.
+    /// Only events that were dead-lettered more recently than this.
     pub(crate) within: Option<Age>,
-    /// Only those that died longer ago than this.
+    /// Only events that were dead-lettered longer ago than this.
     pub(crate) before: Option<Age>,
 }
 
 impl DeadFilter {
-    /// Whether it lets everything through.
+    /// Whether the filter matches every dead event.
     pub(crate) fn is_empty(&self) -> bool {
         self.texts().iter().all(|(_, text, _)| text.is_none())
             && self.within.is_none()
@@ -57,8 +58,8 @@ impl DeadFilter {
         ]
     }
 
-    /// What a store understands.
-    pub(crate) fn filter(&self) -> Answer<Filter> {
+    /// Converts to the filter of a store.
+    pub(crate) fn filter(&self) -> ApiResult<Filter> {
         for (name, value, longest) in self.texts() {
             let checked = value.map_or(Ok(()), |value| text::check(name, value, longest));
             checked.map_err(|problem| Problem::invalid(problem.detail()))?;
@@ -76,43 +77,44 @@ impl DeadFilter {
         })
     }
 
-    /// As the audit tells it.
-    pub(crate) fn told(&self) -> serde_json::Value {
+    /// The filter as details of an audit entry.
+    pub(crate) fn audit_details(&self) -> serde_json::Value {
         let texts = self.texts();
-        let mut told: serde_json::Map<String, serde_json::Value> = texts
+        let mut details: serde_json::Map<String, serde_json::Value> = texts
             .iter()
             .filter_map(|(name, value, _)| Some(((*name).to_owned(), (*value)?.into())))
             .collect();
         for (name, age) in [("within", self.within), ("before", self.before)] {
-            told.extend(age.map(|age| (name.to_owned(), format!("{age:?}").into())));
+            details.extend(age.map(|age| (name.to_owned(), format!("{age:?}").into())));
         }
-        told.into()
+        details.into()
     }
 }
 
-/// How many events are counted before something is done to them.
-const MOST: u64 = 10_000;
+/// Maximum count of matching events before a replay or purge.
+const MAX_COUNT: u64 = 10_000;
 
-/// How many rows are looked at for that, a page at a time.
+/// Rows scanned for the count, page by page.
 const PAGE: usize = 1_000;
-const LOOK_AT: usize = 20_000;
+const SCAN_LIMIT: usize = 20_000;
 const PAGES: usize = 10;
 
-/// How many events of a shelf match. Bounded: it stops at ten thousand, or when it has looked at two hundred thousand.
-pub(crate) async fn count(store: &SharedStore, shelf: Shelf, filter: &Filter) -> Answer<Count> {
-    let mut ask =
-        PageAsk { shelf, filter: filter.clone(), limit: PAGE, look_at: LOOK_AT, ..PageAsk::default() };
+/// Counts matching events with a status. Bounded: stops at ten thousand matches, or after two
+/// hundred thousand scanned rows.
+pub(crate) async fn count(store: &SharedStore, shelf: Shelf, filter: &Filter) -> ApiResult<Count> {
+    let mut request =
+        PageAsk { shelf, filter: filter.clone(), limit: PAGE, look_at: SCAN_LIMIT, ..PageAsk::default() };
     let mut count = 0;
     for _ in 0..PAGES {
-        let page = store.page(&ask).await?;
+        let page = store.page(&request).await?;
         count += page.rows.len() as u64;
         if page.next.is_none() {
             return Ok(Count { count, more: false });
         }
-        if count >= MOST {
+        if count >= MAX_COUNT {
             break;
         }
-        ask.after = page.next;
+        request.after = page.next;
     }
     Ok(Count { count, more: true })
 }

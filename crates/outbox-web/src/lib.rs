@@ -1,5 +1,5 @@
-//! The REST API and the dashboard of an outbox, as an [axum](https://docs.rs/axum) router: to be mounted into an application, or
-//! served by `outbox relay --listen`.
+//! REST API and dashboard of an outbox, as an [axum](https://docs.rs/axum) router: mounted into an
+//! application, or served by `outbox relay --listen`.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -18,52 +18,54 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # The flow
+//! # Request flow
 //!
 //! ```text
 //! request ──► guard: host, origin, token or session, CSRF, size, JSON ──► role ──► route ──► store
 //!                                                                                   │
-//!                                             deeds: written down before it is done ┘
+//!                                             audit: entry stored before the change ┘
 //! ```
 //!
-//! # The map of the code
+//! # Map of the code
 //!
-//! | module | what it is |
+//! | module | contents |
 //! | --- | --- |
-//! | `builder` | [`Web`]: putting it together |
-//! | `auth` | who is asking: tokens, sessions, the guard |
-//! | `routes` | a file for each resource; which role each needs |
-//! | `deeds` | changes: written down before they are made |
-//! | `jobs` | work that takes long |
-//! | `live` | what goes on, every second |
-//! | `problem` | what went wrong, as RFC 9457 has it |
-//! | `openapi` | the document, from the code |
+//! | `builder` | [`Web`] and its builder |
+//! | `auth` | authentication: tokens, sessions, the guard |
+//! | `routes` | one file per resource; the role that each route needs |
+//! | `audit` | changes: the audit entry is stored before the change is made |
+//! | `jobs` | long-running replays and purges |
+//! | `live` | samples of each database, once a second |
+//! | `problem` | errors as problem details (RFC 9457) |
+//! | `openapi` | the OpenAPI document, generated from the code |
 //! | `assets` | the dashboard's files |
-//! | `databases` | which databases there are |
-//! | `extract`, `filter`, `cursor`, `age`, `text`, `views` | reading what is asked, and showing what is found |
+//! | `databases` | the list of databases |
+//! | `extract`, `filter`, `cursor`, `age`, `text`, `views` | parsing requests and building responses |
 //!
-//! # What is promised
+//! # Guarantees
 //!
-//! - Nothing is told without a token or a session but the dashboard's own files, which hold no data.
-//! - GET changes nothing. Every change, and every look at a payload, is in the audit before it happens.
+//! - Without a token or a session only the dashboard's own files are served; they contain no data.
+//! - GET changes nothing. Every change, and every read of a payload, has an audit entry before it
+//!   happens.
 //! - No payload, token or password is in a log line, an error or a metric.
-//! - No question takes longer because the table is larger: pages are read in the order of an index, and counts stop.
+//! - The time of a request does not grow with the table: pages are read in index order, and counts
+//!   are bounded.
 
 mod age;
-#[cfg(test)]
-mod any_text;
 mod assets;
+mod audit;
 mod auth;
 mod builder;
 mod cursor;
 mod databases;
-mod deeds;
 mod extract;
 mod filter;
 mod jobs;
 mod live;
 mod openapi;
 mod problem;
+#[cfg(test)]
+mod proptests;
 mod routes;
 mod state;
 mod text;

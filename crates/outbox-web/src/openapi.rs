@@ -1,4 +1,4 @@
-//! The document of the API, OpenAPI 3.1, made from the code.
+//! The OpenAPI 3.1 document, generated from the code.
 
 use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
@@ -17,19 +17,19 @@ use crate::auth::token::Role;
 use crate::problem::{PROBLEM_JSON, ProblemBody};
 
 const DESCRIPTION: &str = "\
-What an outbox does, why an event is where it is, and how to set it right.
+Inspect an outbox, find out why an event has not been delivered, and repair it.
 
-**Who may ask.** Send `Authorization: Bearer TOKEN`. A token has a role: `read` sees everything but payloads, `operate` also sees \
+**Authentication.** Send `Authorization: Bearer TOKEN`. A token has a role: `read` reads everything except payloads, `operate` also reads \
 payloads and replays, skips, cancels, pauses and resumes, `admin` also edits, resets and purges. Each operation names the role \
-that it needs. Browsers exchange a token for a session (`POST /api/outbox/session`) and send its CSRF token along with changes.
+that it needs. Browsers exchange a token for a session (`POST /api/outbox/session`) and send its CSRF token with every change.
 
-**Where there are several databases** every question takes `?database=NAME`.
+**Databases.** If there are several databases, every request takes `?database=NAME`.
 
-**Lists** are read page by page: `next` of a page is the cursor of the following one.
+**Lists** are paginated: `next` of a page is the cursor of the following page.
 
-**What goes wrong** is told as `application/problem+json` (RFC 9457), with `detail` for what happened and `advice` for what to do.
+**Errors** are `application/problem+json` (RFC 9457), with `detail` for what failed and `advice` for what to do next.
 
-**Long work** is a job: the answer is 202 with a `Location` that tells how far it is.";
+**Long-running operations** are jobs: the response is 202 with the `Location` of the job.";
 
 /// A document without paths.
 pub(crate) fn empty() -> OpenApi {
@@ -41,11 +41,11 @@ pub(crate) fn empty() -> OpenApi {
         .license(Some(license));
     let bearer = HttpBuilder::new()
         .scheme(HttpAuthScheme::Bearer)
-        .description(Some("A token of the server's settings."));
+        .description(Some("A token from the settings of the server."));
     let session = ApiKeyValue::with_description(
         COOKIE,
-        "The session of a browser; `_PORT` is added where the port is not the usual one, and `__Host-` in front with TLS. \
-         Changes need `X-CSRF-Token` as well.",
+        "The session of a browser; the name has the suffix `_PORT` if the port is not the default port, and the prefix `__Host-` with TLS. \
+         Changes also need `X-CSRF-Token`.",
     );
     let components = ComponentsBuilder::new()
         .schema(ProblemBody::name(), ProblemBody::schema())
@@ -54,65 +54,66 @@ pub(crate) fn empty() -> OpenApi {
     OpenApiBuilder::new().info(info).components(Some(components.build())).build()
 }
 
-/// What can happen to every request.
+/// Error responses of every operation.
 const ALWAYS: [(&str, &str); 7] = [
-    ("400", "The query or the path cannot be understood"),
-    ("404", "There is no such thing"),
-    ("421", "The request asks for this server by a name that it does not have"),
-    ("429", "Too many wrong tokens came from this address, or too much goes on at once"),
-    ("500", "Something is wrong with the server; its log says what"),
-    ("503", "The database is not available, or has not been migrated"),
-    ("504", "It took too long"),
+    ("400", "Invalid path or query"),
+    ("404", "Not found"),
+    ("421", "The requested host is not a name of this server"),
+    ("429", "Too many wrong tokens from this address, or a limit on jobs or streams is reached"),
+    ("500", "Internal error; the log of the server has the cause"),
+    ("503", "The database is unavailable, or has not been migrated"),
+    ("504", "Timed out"),
 ];
 
-/// What can happen to changes.
+/// Additional error responses of changing operations.
 const CHANGES: [(&str, &str); 3] = [
-    ("403", "The role does not allow it, the CSRF token is wrong, or the request comes from another site"),
-    ("413", "The body has more than 1 MiB"),
+    ("403", "The role is not sufficient, the CSRF token is wrong, or the request comes from another site"),
+    ("413", "The body is larger than 1 MiB"),
     ("415", "The body is not JSON"),
 ];
 
-/// Tells of every operation of a group which role it needs, and what can go wrong.
+/// Adds the required role and the error responses to every operation of a group.
 pub(crate) fn complete(document: &mut OpenApi, role: Option<Role>) {
     for (path, item) in &mut document.paths.paths {
         let PathItem { get, post, put, delete, .. } = item;
         for (method, operation) in [("get", get), ("post", post), ("put", put), ("delete", delete)] {
             let Some(operation) = operation else { continue };
             let changes = method != "get";
-            // One that no other has: handlers of different resources have the same names.
+            // Operation ids must be unique: handlers of different resources have the same names.
             let words = path.split(['/', '.', '{', '}']).filter(|word| !word.is_empty() && *word != "outbox");
             operation.operation_id = Some([method].into_iter().chain(words).collect::<Vec<_>>().join("_"));
-            tell_role(operation, role);
-            tell_problems(operation, changes, role);
+            add_role(operation, role);
+            add_problems(operation, changes, role);
         }
     }
 }
 
-fn tell_role(operation: &mut Operation, role: Option<Role>) {
+fn add_role(operation: &mut Operation, role: Option<Role>) {
     let Some(role) = role else {
         operation.security = Some(Vec::new());
         return;
     };
     let needs = |scheme| SecurityRequirement::new(scheme, [role.as_str()]);
     operation.security = Some(vec![needs("bearer"), needs("session")]);
-    let said = operation.description.take().map(|said| format!("{said}\n\n")).unwrap_or_default();
-    operation.description = Some(format!("{said}Needs the role `{role}`."));
+    let description =
+        operation.description.take().map(|description| format!("{description}\n\n")).unwrap_or_default();
+    operation.description = Some(format!("{description}Needs the role `{role}`."));
 }
 
-fn tell_problems(operation: &mut Operation, changes: bool, role: Option<Role>) {
+fn add_problems(operation: &mut Operation, changes: bool, role: Option<Role>) {
     let responses = &mut operation.responses.responses;
-    let mut tell = |status: &str, what: &str| {
+    let mut add = |status: &str, what: &str| {
         responses.entry(status.to_owned()).or_insert_with(|| RefOr::T(Documented::new(what)));
     };
-    ALWAYS.iter().for_each(|(status, what)| tell(status, what));
-    tell("401", "The token or the session is missing or wrong");
+    ALWAYS.iter().for_each(|(status, what)| add(status, what));
+    add("401", "The token or the session is missing or wrong");
     if changes {
-        CHANGES.iter().for_each(|(status, what)| tell(status, what));
+        CHANGES.iter().for_each(|(status, what)| add(status, what));
     } else if role > Some(Role::Read) {
-        tell("403", "The role does not allow it");
+        add("403", "The role is not sufficient");
     }
     if operation.request_body.is_some() {
-        tell("422", "The body is JSON, but not of this form");
+        add("422", "The body is JSON, but does not match the schema");
     }
     for (status, response) in responses.iter_mut() {
         if let RefOr::T(response) = response
@@ -127,7 +128,7 @@ fn tell_problems(operation: &mut Operation, changes: bool, role: Option<Role>) {
     }
 }
 
-/// The document
+/// OpenAPI document
 #[utoipa::path(get, path = "/openapi.json", tag = "document",
     responses((status = 200, description = "This document", body = Object)))]
 pub(crate) async fn show() -> Response {

@@ -1,6 +1,7 @@
-//! What went wrong, as RFC 9457 has it: `application/problem+json`.
+//! Errors as problem details (RFC 9457): `application/problem+json`.
 //!
-//! A problem never holds a payload, a token, a URL's password or what a database says about rows.
+//! A problem never contains a payload, a token, the password of a URL, or a database's message
+//! about rows.
 
 use std::time::Duration;
 
@@ -10,13 +11,13 @@ use outbox::{Error, JoinError};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// The media type of problems.
+/// Media type of problem details.
 pub(crate) const PROBLEM_JSON: &str = "application/problem+json";
 
-/// The result of every handler.
-pub(crate) type Answer<T> = Result<T, Problem>;
+/// Result of every handler.
+pub(crate) type ApiResult<T> = Result<T, Problem>;
 
-/// What can go wrong. Each has a name of its own, by which programs tell it from others.
+/// Kinds of problems. Each has a unique name, by which clients distinguish them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     BadRequest,
@@ -40,42 +41,38 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Its name, its title, its status.
-    fn facts(self) -> (&'static str, &'static str, StatusCode) {
+    /// Name, title and status code.
+    fn definition(self) -> (&'static str, &'static str, StatusCode) {
         match self {
-            Kind::BadRequest => ("bad-request", "The request cannot be understood", StatusCode::BAD_REQUEST),
-            Kind::Unauthorized => ("unauthorized", "Say who you are", StatusCode::UNAUTHORIZED),
-            Kind::Forbidden => ("forbidden", "Your role does not allow that", StatusCode::FORBIDDEN),
-            Kind::BadCsrf => ("csrf", "The CSRF token is missing or wrong", StatusCode::FORBIDDEN),
-            Kind::BadOrigin => ("origin", "The request comes from another site", StatusCode::FORBIDDEN),
-            Kind::NotFound => ("not-found", "There is no such thing", StatusCode::NOT_FOUND),
+            Kind::BadRequest => ("bad-request", "Bad request", StatusCode::BAD_REQUEST),
+            Kind::Unauthorized => ("unauthorized", "Authentication required", StatusCode::UNAUTHORIZED),
+            Kind::Forbidden => ("forbidden", "Role not sufficient", StatusCode::FORBIDDEN),
+            Kind::BadCsrf => ("csrf", "CSRF token missing or wrong", StatusCode::FORBIDDEN),
+            Kind::BadOrigin => ("origin", "Cross-site request rejected", StatusCode::FORBIDDEN),
+            Kind::NotFound => ("not-found", "Not found", StatusCode::NOT_FOUND),
             Kind::MethodNotAllowed => {
-                ("method-not-allowed", "That cannot be done here", StatusCode::METHOD_NOT_ALLOWED)
+                ("method-not-allowed", "Method not allowed", StatusCode::METHOD_NOT_ALLOWED)
             }
-            Kind::Conflict => ("conflict", "It is not in the state for that", StatusCode::CONFLICT),
-            Kind::TooLarge => ("too-large", "The body is too large", StatusCode::PAYLOAD_TOO_LARGE),
-            Kind::NotJson => ("not-json", "The body is not JSON", StatusCode::UNSUPPORTED_MEDIA_TYPE),
-            Kind::BadHost => ("host", "This server has another name", StatusCode::MISDIRECTED_REQUEST),
-            Kind::Invalid => {
-                ("invalid", "The request cannot be carried out", StatusCode::UNPROCESSABLE_ENTITY)
-            }
+            Kind::Conflict => ("conflict", "Conflict with the current state", StatusCode::CONFLICT),
+            Kind::TooLarge => ("too-large", "Body too large", StatusCode::PAYLOAD_TOO_LARGE),
+            Kind::NotJson => ("not-json", "Body is not JSON", StatusCode::UNSUPPORTED_MEDIA_TYPE),
+            Kind::BadHost => ("host", "Unknown host name", StatusCode::MISDIRECTED_REQUEST),
+            Kind::Invalid => ("invalid", "Invalid request", StatusCode::UNPROCESSABLE_ENTITY),
             Kind::NotConfirmed => {
-                ("not-confirmed", "That would be everything", StatusCode::UNPROCESSABLE_ENTITY)
+                ("not-confirmed", "Confirmation required", StatusCode::UNPROCESSABLE_ENTITY)
             }
             Kind::TooManyAttempts => {
                 ("too-many-attempts", "Too many wrong tokens", StatusCode::TOO_MANY_REQUESTS)
             }
-            Kind::TooMany => ("too-many", "Too much at once", StatusCode::TOO_MANY_REQUESTS),
-            Kind::Internal => ("internal", "Something is wrong here", StatusCode::INTERNAL_SERVER_ERROR),
-            Kind::Unavailable => {
-                ("unavailable", "The database is not available", StatusCode::SERVICE_UNAVAILABLE)
-            }
-            Kind::TimedOut => ("timed-out", "That took too long", StatusCode::GATEWAY_TIMEOUT),
+            Kind::TooMany => ("too-many", "Limit reached", StatusCode::TOO_MANY_REQUESTS),
+            Kind::Internal => ("internal", "Internal error", StatusCode::INTERNAL_SERVER_ERROR),
+            Kind::Unavailable => ("unavailable", "Database unavailable", StatusCode::SERVICE_UNAVAILABLE),
+            Kind::TimedOut => ("timed-out", "Timed out", StatusCode::GATEWAY_TIMEOUT),
         }
     }
 }
 
-/// What went wrong, and what to do about it.
+/// A problem: what failed, and what to do next.
 #[derive(Debug)]
 pub(crate) struct Problem {
     kind: Kind,
@@ -84,27 +81,27 @@ pub(crate) struct Problem {
     retry_after: Option<Duration>,
 }
 
-/// What went wrong, and what to do about it (RFC 9457).
+/// Error response (RFC 9457).
 #[derive(Serialize, ToSchema)]
 #[schema(as = Problem, example = json!({
     "type": "urn:outbox:problem:not-found",
-    "title": "There is no such thing",
+    "title": "Not found",
     "status": 404,
-    "detail": "there is no event `01JD2Q7M3T5V9XKQ`",
-    "advice": "It may have been purged; look at GET /api/outbox/events.",
+    "detail": "event `01JD2Q7M3T5V9XKQ` not found",
+    "advice": "It may have been purged; GET /api/outbox/events lists events.",
 }))]
 pub(crate) struct ProblemBody<'a> {
-    /// Tells what kind of problem it is: `urn:outbox:problem:` and a name.
+    /// The kind of problem: `urn:outbox:problem:` and a name.
     #[serde(rename = "type")]
     of_type: String,
-    /// The same in a few words, always the same ones.
+    /// Short description of the kind of problem.
     title: &'a str,
-    /// The status of the answer.
+    /// The HTTP status code.
     #[schema(minimum = 400, maximum = 599)]
     status: u16,
-    /// What it was this time.
+    /// The failure of this request.
     detail: &'a str,
-    /// What to do about it.
+    /// Advice on how to proceed.
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<&'a str>,
 }
@@ -140,13 +137,12 @@ impl Problem {
         Self::new(Kind::Invalid, detail)
     }
 
-    /// A panic, or what nobody thought of: the log knows more.
+    /// Problem for a panic or an unexpected error; details are only logged.
     pub(crate) fn internal() -> Self {
-        Self::new(Kind::Internal, "the request could not be carried out")
-            .advice("The log of this process says why.")
+        Self::new(Kind::Internal, "the request failed").advice("The log of this process has the cause.")
     }
 
-    /// What is told of it in a log line or an audit.
+    /// The detail, for log lines and audit entries.
     pub(crate) fn detail(&self) -> &str {
         &self.detail
     }
@@ -154,7 +150,7 @@ impl Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let (name, title, status) = self.kind.facts();
+        let (name, title, status) = self.kind.definition();
         let body = ProblemBody {
             of_type: format!("urn:outbox:problem:{name}"),
             title,
@@ -175,15 +171,16 @@ impl IntoResponse for Problem {
     }
 }
 
-/// How long to wait for a database that is away.
-const AGAIN: Duration = Duration::from_secs(5);
+/// `Retry-After` while a database is unavailable.
+const UNAVAILABLE_RETRY: Duration = Duration::from_secs(5);
 
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
-        let away = |detail: String| Problem::new(Kind::Unavailable, detail).retry_after(AGAIN);
+        let unavailable =
+            |detail: String| Problem::new(Kind::Unavailable, detail).retry_after(UNAVAILABLE_RETRY);
         match &error {
             Error::UnknownPair { .. } => Problem::not_found(error.to_string())
-                .advice("GET /api/outbox/publishers lists them; one appears when it is first started."),
+                .advice("GET /api/outbox/publishers lists publishers; a publisher is listed once it has been started."),
             Error::BeyondHead { .. } => {
                 Problem::invalid(error.to_string()).advice("Use `\"to\": \"end\"` for the end of the log.")
             }
@@ -192,19 +189,19 @@ impl From<Error> for Problem {
             Error::Event(_) | Error::Setting(_) => Problem::invalid(error.to_string()),
             Error::UnknownRoute { .. } => Problem::not_found(error.to_string()),
             Error::NotMigrated { .. } | Error::SchemaTooOld { .. } | Error::SchemaTooNew { .. } => {
-                tracing::warn!(%error, "the API cannot use the tables");
-                away(error.to_string())
+                tracing::warn!(%error, "API request failed: schema version not supported");
+                unavailable(error.to_string())
             }
             Error::Unavailable { .. } => {
-                tracing::warn!(%error, "the API cannot reach a database");
-                away("the database does not answer".to_owned())
+                tracing::warn!(%error, "API request failed: database unavailable");
+                unavailable("the database does not respond".to_owned())
             }
             Error::Database(cause) if cause.is_transient() => {
-                tracing::warn!(%error, "the API cannot reach a database");
-                away("the database does not answer, or is busy".to_owned())
+                tracing::warn!(%error, "API request failed: database unavailable");
+                unavailable("the database does not respond, or is busy".to_owned())
             }
             _ => {
-                tracing::error!(%error, "the API could not carry out a request");
+                tracing::error!(%error, "API request failed");
                 Problem::internal()
             }
         }
@@ -216,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_has_a_name_of_its_own() {
+    fn every_kind_has_a_unique_name() {
         use Kind::*;
         let kinds = [
             BadRequest,
@@ -238,13 +235,13 @@ mod tests {
             Unavailable,
             TimedOut,
         ];
-        let names: std::collections::HashSet<_> = kinds.iter().map(|kind| kind.facts().0).collect();
+        let names: std::collections::HashSet<_> = kinds.iter().map(|kind| kind.definition().0).collect();
         assert_eq!(names.len(), kinds.len());
     }
 
     #[test]
-    fn a_problem_is_told_as_the_rfc_has_it() {
-        let response = Problem::not_found("no such event").advice("look").into_response();
+    fn a_problem_is_encoded_as_the_rfc_requires() {
+        let response = Problem::not_found("event not found").advice("list the events").into_response();
         assert_eq!(response.status(), 404);
         assert_eq!(response.headers()[header::CONTENT_TYPE], PROBLEM_JSON);
         let wait = Problem::new(Kind::TooMany, "x").retry_after(Duration::from_millis(1_500)).into_response();

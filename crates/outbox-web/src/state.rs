@@ -1,4 +1,4 @@
-//! What all handlers share.
+//! State shared by all handlers.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -6,27 +6,27 @@ use std::sync::Arc;
 use outbox::Destination;
 use tokio::sync::Semaphore;
 
-use crate::auth::Porter;
+use crate::auth::Authenticator;
 use crate::auth::hosts::Hosts;
-use crate::databases::All;
+use crate::databases::DatabaseSources;
 use crate::jobs::Jobs;
 use crate::live::Live;
 
-/// Says which destinations the relay of this process has.
+/// Lists the destinations of the relay in this process.
 pub(crate) type Destinations = Arc<dyn Fn() -> Vec<Destination> + Send + Sync>;
 
-/// Cheap to clone.
+/// Shared state. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Shared(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
-    pub(crate) porter: Porter,
+    pub(crate) authenticator: Authenticator,
     pub(crate) hosts: Hosts,
-    pub(crate) databases: All,
+    pub(crate) databases: DatabaseSources,
     pub(crate) destinations: Option<Destinations>,
     pub(crate) jobs: Jobs,
     pub(crate) live: Live,
-    /// Who may read a payload now.
+    /// Permits for reading a payload.
     pub(crate) payloads: Semaphore,
 }
 

@@ -1,15 +1,15 @@
-//! Texts that come from outside.
+//! Validation and display of text from requests.
 
-use crate::problem::{Answer, Problem};
+use crate::problem::{ApiResult, Problem};
 
-/// A text that somebody sent, fit to be shown: short, and without control characters.
-pub(crate) fn shown(text: &str) -> String {
+/// Text from a request in displayable form: shortened, and without control characters.
+pub(crate) fn printable(text: &str) -> String {
     let shown: String = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(100).collect();
     if text.chars().count() > 100 { format!("{shown}…") } else { shown }
 }
 
-/// Refuses what no database holds: it is empty, too long, or has control characters.
-pub(crate) fn check(what: &str, text: &str, longest: usize) -> Answer<()> {
+/// Rejects text that cannot be stored: empty, too long, or with control characters.
+pub(crate) fn check(what: &str, text: &str, longest: usize) -> ApiResult<()> {
     let length = text.chars().count();
     if length == 0 || length > longest {
         return Err(Problem::bad(format!("`{what}` must have 1 to {longest} characters")));
@@ -25,13 +25,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shown_is_short_and_printable() {
-        assert_eq!(shown("a\nb\0"), "a\u{fffd}b\u{fffd}");
-        assert_eq!(shown(&"ä".repeat(200)).chars().count(), 101);
+    fn displayed_text_is_short_and_printable() {
+        assert_eq!(printable("a\nb\0"), "a\u{fffd}b\u{fffd}");
+        assert_eq!(printable(&"ä".repeat(200)).chars().count(), 101);
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_text_is_rejected() {
         assert!(check("x", "fine", 4).is_ok());
         for bad in ["", "fünf!", "a\0"] {
             assert!(check("x", bad, 4).is_err(), "{bad:?}");

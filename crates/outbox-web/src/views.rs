@@ -1,17 +1,17 @@
-//! What is shown in more than one place.
+//! Response types used by several routes.
 
 use chrono::{DateTime, Utc};
 use outbox::store::{Counted, EventRow};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// A count that stops somewhere.
+/// A bounded count.
 #[derive(Clone, Copy, Default, Serialize, ToSchema)]
 #[schema(example = json!({"count": 10_000, "more": true}))]
 pub(crate) struct Count {
-    /// How many were counted.
+    /// Number of rows counted.
     pub(crate) count: u64,
-    /// Whether there are more: counting stopped there.
+    /// Whether there are more: counting stopped at a limit.
     pub(crate) more: bool,
 }
 
@@ -31,41 +31,41 @@ impl From<Counted> for Count {
     "locked_until": null, "payload_bytes": 512,
 }))]
 pub(crate) struct EventView {
-    /// Its id.
+    /// The event id.
     pub(crate) id: String,
-    /// Its place in the table.
+    /// The sequence number: position in the table.
     pub(crate) seq: i64,
-    /// Its type.
+    /// The event type.
     pub(crate) event_type: String,
-    /// The type of its aggregate.
+    /// The aggregate type.
     pub(crate) aggregate_type: String,
-    /// Its aggregate.
+    /// The aggregate id.
     pub(crate) aggregate_id: Option<String>,
-    /// Its tenant.
+    /// The tenant id.
     pub(crate) tenant_id: Option<String>,
-    /// Its ordering key: events of a key are delivered one after another.
+    /// The ordering key: events with the same key are delivered one after another.
     pub(crate) ordering_key: Option<String>,
-    /// What it belongs to.
+    /// The correlation id.
     pub(crate) correlation_id: Option<String>,
     /// `NEW`, `RETRY`, `DONE` or `DEAD`.
     pub(crate) status: String,
-    /// How many times a handler has failed.
+    /// Number of failed attempts.
     pub(crate) attempts: u32,
-    /// When the database stored it.
+    /// When the event was stored, by the clock of the database.
     pub(crate) created_at: DateTime<Utc>,
-    /// When it may next be delivered.
+    /// When the event is next due.
     pub(crate) available_at: DateTime<Utc>,
-    /// When it became DONE or DEAD.
+    /// When the event became DONE or DEAD.
     pub(crate) done_at: Option<DateTime<Utc>>,
-    /// Who made it DONE or DEAD.
+    /// The node that made the event DONE or DEAD.
     pub(crate) done_by: Option<String>,
-    /// Why it last failed: the first 500 characters.
+    /// The last error: the first 500 characters.
     pub(crate) last_error: Option<String>,
-    /// Who holds it.
+    /// The node that has claimed the event.
     pub(crate) locked_by: Option<String>,
-    /// Until when, unless renewed.
+    /// When the lease expires, unless renewed.
     pub(crate) locked_until: Option<DateTime<Utc>>,
-    /// How large its payload is.
+    /// Size of the payload in bytes.
     pub(crate) payload_bytes: u64,
 }
 
@@ -95,8 +95,8 @@ impl From<EventRow> for EventView {
     }
 }
 
-/// The reason of a stored error. Its detail may hold data: only an attempt of a single event shows it, for
-/// those who may see payloads.
+/// The reason of a stored error, without its detail. The detail may contain data: it is shown only
+/// with an attempt of a single event, to roles that may read payloads.
 pub(crate) fn without_detail(error: &str) -> String {
     outbox::split_detail(error).0.to_owned()
 }

@@ -1,40 +1,40 @@
-//! Who may ask what, and what is refused.
+//! Authentication, roles, and rejected requests.
 
-mod site;
+mod common;
 
 use std::io::{Read as _, Write as _};
 
+use common::{ADMIN, OPERATE, READ, TestServer, document, operations};
 use outbox::Event;
 use serde_json::json;
-use site::{ADMIN, OPERATE, READ, Site, document, operations};
 
-/// A path with something in place of names in braces.
-fn filled(template: &str) -> String {
+/// Fills the parameters of a path template.
+fn fill_path(template: &str) -> String {
     let parts = template.split('/').map(|part| if part.starts_with('{') { "nothing" } else { part });
     parts.collect::<Vec<_>>().join("/")
 }
 
-/// The role that an operation needs, as the document tells it.
-fn role_of(told: &serde_json::Value) -> Option<&str> {
-    told["security"].as_array().unwrap().first()?["bearer"][0].as_str()
+/// The role that an operation needs, according to the OpenAPI document.
+fn role_of(operation: &serde_json::Value) -> Option<&str> {
+    operation["security"].as_array().unwrap().first()?["bearer"][0].as_str()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_operation_of_the_document_needs_a_token_and_its_role() {
-    let site = Site::with(|builder| builder.wrong_tokens_per_minute(10_000)).await;
+    let server = TestServer::with(|builder| builder.wrong_tokens_per_minute(10_000)).await;
     let operations = operations();
     assert!(operations.len() >= 37, "{}", operations.len());
     let mut open = Vec::new();
-    for (method, path, told) in &operations {
-        let request = || site.request(method, &filled(path)).json(&json!({}));
-        let Some(role) = role_of(told) else {
+    for (method, path, operation) in &operations {
+        let request = || server.request(method, &fill_path(path)).json(&json!({}));
+        let Some(role) = role_of(operation) else {
             open.push(format!("{method} {path}"));
             continue;
         };
-        let missing = site.send(request()).await;
+        let missing = server.send(request()).await;
         assert_eq!(missing.status, 401, "{method} {path}");
         assert!(missing.header("www-authenticate").starts_with("Bearer"), "{method} {path}");
-        let wrong = site.send(request().bearer_auth("not-a-token-of-anybody")).await;
+        let wrong = server.send(request().bearer_auth("certainly-not-a-token")).await;
         assert_eq!(wrong.status, 401, "{method} {path}");
         let lower = match role {
             "read" => None,
@@ -43,33 +43,36 @@ async fn every_operation_of_the_document_needs_a_token_and_its_role() {
             other => panic!("{other}"),
         };
         if let Some(lower) = lower {
-            let refused = site.send(request().bearer_auth(lower)).await;
-            assert_eq!(refused.status, 403, "{method} {path}: {}", refused.text);
-            assert!(refused.text.contains(role), "{}", refused.text);
+            let rejected = server.send(request().bearer_auth(lower)).await;
+            assert_eq!(rejected.status, 403, "{method} {path}: {}", rejected.text);
+            assert!(rejected.text.contains(role), "{}", rejected.text);
         }
         let enough = match role {
             "read" => READ,
             "operate" => OPERATE,
             _ => ADMIN,
         };
-        let let_in = request().bearer_auth(enough).send().await.unwrap().status();
-        assert!(let_in != 401 && let_in != 403 && !let_in.is_server_error(), "{method} {path}: {let_in}");
+        let accepted = request().bearer_auth(enough).send().await.unwrap().status();
+        assert!(
+            accepted != 401 && accepted != 403 && !accepted.is_server_error(),
+            "{method} {path}: {accepted}"
+        );
     }
     assert_eq!(open, ["POST /api/outbox/session"]);
-    assert_eq!(site.get("/healthz").await.status, 404, "that is for whoever serves it");
+    assert_eq!(server.get("/healthz").await.status, 404, "health checks are served by the application");
 }
 
 #[tokio::test]
-async fn what_changes_something_needs_more_than_reading() {
-    for (method, path, told) in operations() {
-        let role = role_of(told);
+async fn changes_need_more_than_the_role_read() {
+    for (method, path, operation) in operations() {
+        let role = role_of(operation);
         if method != "GET" && !path.ends_with("/session") {
             assert!(matches!(role, Some("operate" | "admin")), "{method} {path}: {role:?}");
         }
         for status in ["401", "421", "429", "500"] {
-            assert!(told["responses"][status].is_object(), "{method} {path} {status}");
+            assert!(operation["responses"][status].is_object(), "{method} {path} {status}");
         }
-        assert!(told["summary"].is_string(), "{method} {path}");
+        assert!(operation["summary"].is_string(), "{method} {path}");
     }
     assert_eq!(document()["openapi"], "3.1.0");
     assert_eq!(document()["components"]["securitySchemes"]["bearer"]["scheme"], "bearer");
@@ -77,54 +80,55 @@ async fn what_changes_something_needs_more_than_reading() {
 
 #[tokio::test]
 async fn the_detail_of_an_attempt_is_for_those_who_may_see_payloads() {
-    const ANSWER: &str = "canary-in-an-answer";
-    let site = Site::start().await;
-    let error = format!("http://hooks answers 500\n[detail] the response begins with: {ANSWER}");
-    let id = site.dead(Event::new("order").json(&1), &error).await;
+    const RESPONSE: &str = "canary-in-a-response";
+    let server = TestServer::start().await;
+    let error = format!("http://hooks answers 500\n[detail] the response begins with: {RESPONSE}");
+    let id = server.dead(Event::new("order").json(&1), &error).await;
     let one = format!("/api/outbox/events/{id}");
     let explain = format!("{one}/explain");
     for path in [&one, &explain, "/api/outbox/events?status=dead", "/api/outbox/overview"] {
-        let answer = site.send(site.request("GET", path).bearer_auth(READ)).await;
-        assert_eq!(answer.status, 200, "{path}: {}", answer.text);
-        assert!(!answer.text.contains(ANSWER), "{path}: {}", answer.text);
+        let response = server.send(server.request("GET", path).bearer_auth(READ)).await;
+        assert_eq!(response.status, 200, "{path}: {}", response.text);
+        assert!(!response.text.contains(RESPONSE), "{path}: {}", response.text);
     }
     for (token, sees) in [(READ, false), (OPERATE, true), (ADMIN, true)] {
-        let answer = site.send(site.request("GET", &one).bearer_auth(token)).await.json();
-        let attempt = &answer["attempts"][0];
+        let response = server.send(server.request("GET", &one).bearer_auth(token)).await.json();
+        let attempt = &response["attempts"][0];
         assert_eq!(attempt["error"], "http://hooks answers 500");
         let detail = attempt["detail"].as_str();
-        assert_eq!(detail.is_some_and(|detail| detail.ends_with(ANSWER)), sees, "{attempt}");
+        assert_eq!(detail.is_some_and(|detail| detail.ends_with(RESPONSE)), sees, "{attempt}");
     }
 }
 
 #[tokio::test]
 async fn whoever_guesses_tokens_has_to_wait() {
-    let site = Site::with(|builder| builder.wrong_tokens_per_minute(3)).await;
+    let server = TestServer::with(|builder| builder.wrong_tokens_per_minute(3)).await;
     for _ in 0..3 {
         let wrong =
-            site.send(site.request("GET", "/api/outbox/whoami").bearer_auth("a-guess-at-a-token")).await;
+            server.send(server.request("GET", "/api/outbox/whoami").bearer_auth("a-guess-at-a-token")).await;
         assert_eq!(wrong.status, 401);
     }
-    let wrong = site.request("GET", "/api/outbox/whoami").bearer_auth("a-guess-at-a-token");
-    let refused = site.send(wrong).await;
-    assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (429, "too-many-attempts"));
-    assert!(refused.header("retry-after").parse::<u64>().unwrap() >= 1);
+    let wrong = server.request("GET", "/api/outbox/whoami").bearer_auth("a-guess-at-a-token");
+    let rejected = server.send(wrong).await;
+    assert_eq!((rejected.status.as_u16(), rejected.problem().as_str()), (429, "too-many-attempts"));
+    assert!(rejected.header("retry-after").parse::<u64>().unwrap() >= 1);
     let sign_in = async |token: &str| {
-        let request = site.request("POST", "/api/outbox/session").json(&json!({"token": token}));
-        site.send(request).await.status.as_u16()
+        let request = server.request("POST", "/api/outbox/session").json(&json!({"token": token}));
+        server.send(request).await.status.as_u16()
     };
-    assert_eq!(sign_in("a-guess-at-a-token").await, 429, "signing in is guessing as well");
-    // Behind a proxy all callers have one address: the guesses of one do not lock out the others.
-    assert_eq!(site.get("/api/outbox/whoami").await.status, 200);
+    assert_eq!(sign_in("a-guess-at-a-token").await, 429, "sign-ins are throttled too");
+    // Behind a proxy all callers have one address: wrong tokens of one caller do not lock out the
+    // others.
+    assert_eq!(server.get("/api/outbox/whoami").await.status, 200);
     assert_eq!(sign_in(ADMIN).await, 200);
 }
 
 #[tokio::test]
 async fn a_browser_signs_in_and_has_to_show_its_csrf_token() {
-    let site = Site::start().await;
-    let id = site.dead(Event::new("order").json(&1), "no").await;
+    let server = TestServer::start().await;
+    let id = server.dead(Event::new("order").json(&1), "no").await;
     let session =
-        site.send(site.request("POST", "/api/outbox/session").json(&json!({"token": OPERATE}))).await;
+        server.send(server.request("POST", "/api/outbox/session").json(&json!({"token": OPERATE}))).await;
     assert_eq!(session.status, 200, "{}", session.text);
     let cookie = session.header("set-cookie").to_owned();
     assert!(
@@ -135,53 +139,55 @@ async fn a_browser_signs_in_and_has_to_show_its_csrf_token() {
     let cookie = cookie.split(';').next().unwrap().to_owned();
     let csrf = session.json()["csrf"].as_str().unwrap().to_owned();
 
-    let who = site.send(site.request("GET", "/api/outbox/whoami").header("cookie", &cookie)).await.json();
+    let who = server.send(server.request("GET", "/api/outbox/whoami").header("cookie", &cookie)).await.json();
     assert_eq!((&who["actor"], &who["role"], &who["csrf"]), (&json!("ops"), &json!("operate"), &json!(csrf)));
     assert_eq!(who["databases"], json!(["main"]));
 
     let replay = || {
         let path = format!("/api/outbox/events/{id}/replay");
-        site.request("POST", &path).header("cookie", &cookie)
+        server.request("POST", &path).header("cookie", &cookie)
     };
-    let without = site.send(replay()).await;
+    let without = server.send(replay()).await;
     assert_eq!((without.status.as_u16(), without.problem().as_str()), (403, "csrf"));
-    assert_eq!(site.send(replay().header("x-csrf-token", "wrong")).await.status, 403);
-    assert_eq!(site.status_of(&id).await, "DEAD");
-    assert_eq!(site.send(replay().header("x-csrf-token", &csrf)).await.status, 200);
-    assert_eq!(site.status_of(&id).await, "NEW");
+    assert_eq!(server.send(replay().header("x-csrf-token", "wrong")).await.status, 403);
+    assert_eq!(server.status_of(&id).await, "DEAD");
+    assert_eq!(server.send(replay().header("x-csrf-token", &csrf)).await.status, 200);
+    assert_eq!(server.status_of(&id).await, "NEW");
 
-    let out = site.request("DELETE", "/api/outbox/session").header("cookie", &cookie);
-    assert_eq!(site.send(out.try_clone().unwrap()).await.status, 403, "that changes something too");
-    assert_eq!(site.send(out.header("x-csrf-token", &csrf)).await.status, 204);
-    let gone = site.send(site.request("GET", "/api/outbox/whoami").header("cookie", &cookie)).await;
+    let out = server.request("DELETE", "/api/outbox/session").header("cookie", &cookie);
+    assert_eq!(server.send(out.try_clone().unwrap()).await.status, 403, "signing out is a change");
+    assert_eq!(server.send(out.header("x-csrf-token", &csrf)).await.status, 204);
+    let gone = server.send(server.request("GET", "/api/outbox/whoami").header("cookie", &cookie)).await;
     assert_eq!(gone.status, 401);
-    let wrong = site.send(site.request("POST", "/api/outbox/session").json(&json!({"token": "wrong"}))).await;
+    let wrong =
+        server.send(server.request("POST", "/api/outbox/session").json(&json!({"token": "wrong"}))).await;
     assert_eq!(wrong.status, 401);
     assert!(!wrong.headers.contains_key("set-cookie"));
 }
 
 #[tokio::test]
-async fn cookies_are_for_tls_only_where_there_is_tls() {
-    let site = Site::with(|builder| builder.tls(true)).await;
-    let session = site.send(site.request("POST", "/api/outbox/session").json(&json!({"token": READ}))).await;
+async fn with_tls_cookies_are_restricted_to_tls() {
+    let server = TestServer::with(|builder| builder.tls(true)).await;
+    let session =
+        server.send(server.request("POST", "/api/outbox/session").json(&json!({"token": READ}))).await;
     let cookie = session.header("set-cookie");
     assert!(cookie.ends_with("; Secure") && cookie.starts_with("__Host-outbox_session_"), "{cookie}");
     let cookie = cookie.split(';').next().unwrap().to_owned();
-    let who = site.send(site.request("GET", "/api/outbox/whoami").header("cookie", &cookie)).await;
+    let who = server.send(server.request("GET", "/api/outbox/whoami").header("cookie", &cookie)).await;
     assert_eq!(who.status, 200);
-    // A page without TLS can set a cookie of the plain name, but none that counts.
+    // A page without TLS can set a cookie without the prefix, but that cookie is ignored.
     let plain = cookie.trim_start_matches("__Host-");
-    let who = site.send(site.request("GET", "/api/outbox/whoami").header("cookie", plain)).await;
+    let who = server.send(server.request("GET", "/api/outbox/whoami").header("cookie", plain)).await;
     assert_eq!(who.status, 401);
 }
 
-/// Browsers keep the cookies of all ports of a host together.
+/// Browsers share cookies between all ports of a host.
 #[tokio::test]
 async fn servers_at_two_ports_of_a_host_do_not_share_a_cookie() {
-    let site = Site::start().await;
+    let server = TestServer::start().await;
     let sign_in = async |host: &str| {
-        let request = site.request("POST", "/api/outbox/session").header("host", host);
-        let session = site.send(request.json(&json!({"token": READ}))).await;
+        let request = server.request("POST", "/api/outbox/session").header("host", host);
+        let session = server.send(request.json(&json!({"token": READ}))).await;
         session.header("set-cookie").split(';').next().unwrap().to_owned()
     };
     let (here, there) = (sign_in("localhost:8080").await, sign_in("localhost:9090").await);
@@ -189,8 +195,9 @@ async fn servers_at_two_ports_of_a_host_do_not_share_a_cookie() {
     assert!(sign_in("localhost").await.starts_with("outbox_session="));
     let both = format!("{there}; {here}");
     let who = async |host: &str, cookie: &str| {
-        let request = site.request("GET", "/api/outbox/whoami").header("host", host).header("cookie", cookie);
-        site.send(request).await.status.as_u16()
+        let request =
+            server.request("GET", "/api/outbox/whoami").header("host", host).header("cookie", cookie);
+        server.send(request).await.status.as_u16()
     };
     assert_eq!((who("localhost:8080", &both).await, who("localhost:9090", &both).await), (200, 200));
     assert_eq!((who("localhost:8080", &there).await, who("localhost:9090", &here).await), (401, 401));
@@ -198,10 +205,11 @@ async fn servers_at_two_ports_of_a_host_do_not_share_a_cookie() {
 
 #[tokio::test]
 async fn pages_of_other_sites_change_nothing() {
-    let site = Site::start().await;
-    let id = site.dead(Event::new("order").json(&1), "no").await;
+    let server = TestServer::start().await;
+    let id = server.dead(Event::new("order").json(&1), "no").await;
     let path = format!("/api/outbox/events/{id}/replay");
-    let replay = |name: &str, value: &str| site.request("POST", &path).bearer_auth(ADMIN).header(name, value);
+    let replay =
+        |name: &str, value: &str| server.request("POST", &path).bearer_auth(ADMIN).header(name, value);
     for (name, value) in [
         ("origin", "https://evil.example"),
         ("origin", "http://localhost:1"),
@@ -209,16 +217,20 @@ async fn pages_of_other_sites_change_nothing() {
         ("sec-fetch-site", "cross-site"),
         ("sec-fetch-site", "same-site"),
     ] {
-        let refused = site.send(replay(name, value)).await;
-        assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (403, "origin"), "{name}: {value}");
+        let rejected = server.send(replay(name, value)).await;
+        assert_eq!(
+            (rejected.status.as_u16(), rejected.problem().as_str()),
+            (403, "origin"),
+            "{name}: {value}"
+        );
     }
-    assert_eq!(site.status_of(&id).await, "DEAD");
-    assert_eq!(site.send(replay("origin", &site.url)).await.status, 200);
+    assert_eq!(server.status_of(&id).await, "DEAD");
+    assert_eq!(server.send(replay("origin", &server.url)).await.status, 200);
 }
 
 #[tokio::test]
 async fn only_names_of_this_server_are_answered() {
-    let site = Site::with(|builder| builder.host("outbox.example.com")).await;
+    let server = TestServer::with(|builder| builder.host("outbox.example.com")).await;
     for (host, status) in [
         ("localhost:1234", 200),
         ("127.0.0.1", 200),
@@ -228,17 +240,18 @@ async fn only_names_of_this_server_are_answered() {
         ("127.0.0.1.evil.example", 421),
     ] {
         for path in ["/api/outbox/whoami", "/api/docs"] {
-            let answer = site.send(site.request("GET", path).bearer_auth(READ).header("host", host)).await;
-            assert_eq!(answer.status, status, "{host} {path}");
+            let response =
+                server.send(server.request("GET", path).bearer_auth(READ).header("host", host)).await;
+            assert_eq!(response.status, status, "{host} {path}");
         }
     }
 }
 
 #[tokio::test]
 async fn only_json_of_a_bounded_size_is_read() {
-    let site = Site::start().await;
+    let server = TestServer::start().await;
     let post = |kind: Option<&str>, body: Vec<u8>| {
-        let request = site.request("POST", "/api/outbox/dead/replay").bearer_auth(ADMIN).body(body);
+        let request = server.request("POST", "/api/outbox/dead/replay").bearer_auth(ADMIN).body(body);
         match kind {
             Some(kind) => request.header("content-type", kind),
             None => request,
@@ -253,48 +266,48 @@ async fn only_json_of_a_bounded_size_is_read() {
         (Some("application/jsonp"), 415),
         (None, 415),
     ] {
-        assert_eq!(site.send(post(kind, dry.clone())).await.status, status, "{kind:?}");
+        assert_eq!(server.send(post(kind, dry.clone())).await.status, status, "{kind:?}");
     }
     let large = vec![b' '; 1024 * 1024 + 1];
-    let refused = site.send(post(Some("application/json"), large.clone())).await;
-    assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (413, "too-large"));
+    let rejected = server.send(post(Some("application/json"), large.clone())).await;
+    assert_eq!((rejected.status.as_u16(), rejected.problem().as_str()), (413, "too-large"));
     let stream = futures_util::stream::iter(
         large.chunks(8_192).map(|c| Ok::<_, std::io::Error>(c.to_vec())).collect::<Vec<_>>(),
     );
-    let chunked = site.request("POST", "/api/outbox/dead/replay").bearer_auth(ADMIN);
+    let chunked = server.request("POST", "/api/outbox/dead/replay").bearer_auth(ADMIN);
     let chunked = chunked.header("content-type", "application/json").body(reqwest::Body::wrap_stream(stream));
-    assert_eq!(site.send(chunked).await.status, 413, "also without a length");
+    assert_eq!(server.send(chunked).await.status, 413, "also without Content-Length");
     for (body, status) in
         [("{", 400), ("", 400), ("[]", 422), (r#"{"dryrun": true}"#, 422), (r#"{"rate": 0}"#, 422)]
     {
-        assert_eq!(site.send(post(Some("application/json"), body.into())).await.status, status, "{body}");
+        assert_eq!(server.send(post(Some("application/json"), body.into())).await.status, status, "{body}");
     }
 }
 
-/// Any client can sign in: the memory and the time of a request without a token are the server's.
+/// Any client can send a sign-in: an unauthenticated request must not use much memory or time.
 #[tokio::test]
-async fn little_is_read_of_a_caller_that_is_not_known() {
-    let site = Site::start().await;
+async fn bodies_of_unauthenticated_callers_are_limited() {
+    let server = TestServer::start().await;
     let json = |path: &str, bytes: usize| {
         let body = format!("{}{{\"token\": \"{ADMIN}\"}}", " ".repeat(bytes));
         let body = body[body.len() - bytes..].to_owned();
-        site.request("POST", path).header("content-type", "application/json").body(body)
+        server.request("POST", path).header("content-type", "application/json").body(body)
     };
-    assert_eq!(site.send(json("/api/outbox/session", 16_384)).await.status, 200);
-    // The dashboard's files take no changes, and ask for no token.
+    assert_eq!(server.send(json("/api/outbox/session", 16_384)).await.status, 200);
+    // The dashboard's files accept no changes and need no token.
     for path in ["/api/outbox/session", "/", "/api/docs"] {
-        let refused = site.send(json(path, 16_385)).await;
-        assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (413, "too-large"), "{path}");
+        let rejected = server.send(json(path, 16_385)).await;
+        assert_eq!((rejected.status.as_u16(), rejected.problem().as_str()), (413, "too-large"), "{path}");
     }
     let stream = futures_util::stream::iter((0..5).map(|_| Ok::<_, std::io::Error>(vec![b' '; 4_096])));
-    let chunked = site.request("POST", "/api/outbox/session").header("content-type", "application/json");
-    let chunked = site.send(chunked.body(reqwest::Body::wrap_stream(stream))).await;
-    assert_eq!(chunked.status, 413, "also without a length");
+    let chunked = server.request("POST", "/api/outbox/session").header("content-type", "application/json");
+    let chunked = server.send(chunked.body(reqwest::Body::wrap_stream(stream))).await;
+    assert_eq!(chunked.status, 413, "also without Content-Length");
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_told_as_a_problem() {
-    let site = Site::start().await;
+async fn errors_are_problem_details() {
+    let server = TestServer::start().await;
     for (method, path, status) in [
         ("GET", "/api/outbox/nothing", 404),
         ("GET", "/api/nothing", 404),
@@ -320,83 +333,83 @@ async fn what_is_not_there_is_told_as_a_problem() {
         ("GET", "/.env", 404),
         ("POST", "/", 405),
     ] {
-        let answer = site.send(site.request(method, path).bearer_auth(ADMIN)).await;
-        assert_eq!(answer.status, status, "{method} {path}: {}", answer.text);
+        let response = server.send(server.request(method, path).bearer_auth(ADMIN)).await;
+        assert_eq!(response.status, status, "{method} {path}: {}", response.text);
     }
 }
 
 #[tokio::test]
-async fn other_methods_are_refused_and_told_which_there_are() {
-    let site = Site::start().await;
+async fn other_methods_are_rejected_with_the_allowed_methods() {
+    let server = TestServer::start().await;
     for method in ["PUT", "PATCH", "DELETE", "TRACE", "OPTIONS", "PROPFIND"] {
-        let answer = site.send(site.request(method, "/api/outbox/overview").bearer_auth(ADMIN)).await;
-        assert_eq!((answer.status.as_u16(), answer.header("allow")), (405, "GET,HEAD"), "{method}");
+        let response = server.send(server.request(method, "/api/outbox/overview").bearer_auth(ADMIN)).await;
+        assert_eq!((response.status.as_u16(), response.header("allow")), (405, "GET,HEAD"), "{method}");
     }
-    let post = site.send(site.request("GET", "/api/outbox/dead/replay").bearer_auth(ADMIN)).await;
+    let post = server.send(server.request("GET", "/api/outbox/dead/replay").bearer_auth(ADMIN)).await;
     assert_eq!((post.status.as_u16(), post.header("allow")), (405, "POST"));
-    let head = site.request("HEAD", "/api/outbox/whoami").bearer_auth(READ).send().await.unwrap();
+    let head = server.request("HEAD", "/api/outbox/whoami").bearer_auth(READ).send().await.unwrap();
     assert_eq!(head.status(), 200);
 }
 
 #[tokio::test]
-async fn the_docs_page_is_strict_about_where_things_come_from() {
-    let site = Site::start().await;
+async fn the_docs_page_has_a_strict_content_security_policy() {
+    let server = TestServer::start().await;
     for (path, kind) in [
         ("/api/docs", "text/html; charset=utf-8"),
         ("/api/docs.js", "text/javascript; charset=utf-8"),
         ("/api/docs.css", "text/css; charset=utf-8"),
     ] {
-        let answer = site.send(site.request("GET", path)).await;
-        assert_eq!((answer.status.as_u16(), answer.header("content-type")), (200, kind), "{path}");
-        let policy = answer.header("content-security-policy");
+        let response = server.send(server.request("GET", path)).await;
+        assert_eq!((response.status.as_u16(), response.header("content-type")), (200, kind), "{path}");
+        let policy = response.header("content-security-policy");
         assert!(policy.contains("script-src 'self'") && !policy.contains("unsafe"), "{policy}");
-        assert_eq!(answer.header("cache-control"), "no-cache");
-        let tag = answer.header("etag").to_owned();
-        let same = site.request("GET", path).header("if-none-match", tag).send().await.unwrap();
+        assert_eq!(response.header("cache-control"), "no-cache");
+        let tag = response.header("etag").to_owned();
+        let same = server.request("GET", path).header("if-none-match", tag).send().await.unwrap();
         assert_eq!(same.status(), 304);
     }
-    assert_eq!(site.send(site.request("GET", "/api/openapi.json")).await.status, 401);
-    assert_eq!(&site.read("/api/openapi.json").await, document());
+    assert_eq!(server.send(server.request("GET", "/api/openapi.json")).await.status, 401);
+    assert_eq!(&server.read("/api/openapi.json").await, document());
 }
 
-/// Sends these lines, and returns the answer.
-async fn raw(site: &Site, request: String) -> String {
-    let address = site.url.trim_start_matches("http://").to_owned();
-    let answer = tokio::task::spawn_blocking(move || {
+/// Sends raw bytes, and returns the response.
+async fn raw(server: &TestServer, request: String) -> String {
+    let address = server.url.trim_start_matches("http://").to_owned();
+    let response = tokio::task::spawn_blocking(move || {
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response
     });
-    answer.await.unwrap()
+    response.await.unwrap()
 }
 
-/// Clients of other kinds: what is no HTTP, or no Host.
+/// A request without a `Host` header, as other clients may send it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_without_a_host_is_refused() {
-    let site = Site::start().await;
+async fn a_request_without_a_host_is_rejected() {
+    let server = TestServer::start().await;
     let request = format!("GET /api/outbox/whoami HTTP/1.0\r\nAuthorization: Bearer {ADMIN}\r\n\r\n");
-    let answer = raw(&site, request).await;
-    assert!(answer.contains(" 421 "), "{answer}");
+    let response = raw(&server, request).await;
+    assert!(response.contains(" 421 "), "{response}");
 }
 
-/// A proxy and this server could each believe another one.
+/// A proxy and this server could each check a different one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_with_two_hosts_or_a_foreign_target_is_refused() {
-    let site = Site::start().await;
-    let ask = async |target: &str, hosts: &[&str]| {
+    let server = TestServer::start().await;
+    let send = async |target: &str, hosts: &[&str]| {
         let hosts: String = hosts.iter().map(|host| format!("Host: {host}\r\n")).collect();
         let rest = format!("Authorization: Bearer {READ}\r\nConnection: close\r\n\r\n");
-        let answer = raw(&site, format!("GET {target} HTTP/1.1\r\n{hosts}{rest}")).await;
-        answer.split(' ').nth(1).unwrap().to_owned()
+        let response = raw(&server, format!("GET {target} HTTP/1.1\r\n{hosts}{rest}")).await;
+        response.split(' ').nth(1).unwrap().to_owned()
     };
     for path in ["/api/outbox/whoami", "/api/docs"] {
-        assert_eq!(ask(path, &["localhost"]).await, "200", "{path}");
-        assert_eq!(ask(path, &["localhost", "evil.example"]).await, "400", "{path}");
-        assert_eq!(ask(path, &["localhost", "localhost"]).await, "400", "{path}");
-        assert_eq!(ask(&format!("http://localhost{path}"), &["localhost"]).await, "200", "{path}");
-        assert_eq!(ask(&format!("http://evil.example{path}"), &["localhost"]).await, "421", "{path}");
-        assert_eq!(ask(&format!("http://localhost{path}"), &["evil.example"]).await, "421", "{path}");
+        assert_eq!(send(path, &["localhost"]).await, "200", "{path}");
+        assert_eq!(send(path, &["localhost", "evil.example"]).await, "400", "{path}");
+        assert_eq!(send(path, &["localhost", "localhost"]).await, "400", "{path}");
+        assert_eq!(send(&format!("http://localhost{path}"), &["localhost"]).await, "200", "{path}");
+        assert_eq!(send(&format!("http://evil.example{path}"), &["localhost"]).await, "421", "{path}");
+        assert_eq!(send(&format!("http://localhost{path}"), &["evil.example"]).await, "421", "{path}");
     }
 }

@@ -1,30 +1,30 @@
-//! What goes on, second by second.
+//! Live streams.
 
-mod site;
+mod common;
 
 use std::time::{Duration, Instant};
 
+use common::{OPERATE, READ, TestServer};
 use futures_util::StreamExt as _;
 use outbox::Event;
 use outbox_web::{Role, Token};
 use serde_json::{Value, json};
-use site::{OPERATE, READ, Site};
 
 /// Server-sent events of an open stream, one by one.
-struct Listener {
+struct EventStream {
     response: reqwest::Response,
     text: String,
 }
 
-impl Listener {
-    async fn new(site: &Site) -> Self {
-        let response = listen(site, READ).await;
+impl EventStream {
+    async fn new(server: &TestServer) -> Self {
+        let response = open_stream(server, READ).await;
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers()["content-type"], "text/event-stream");
         Self { response, text: String::new() }
     }
 
-    /// The name and the data of the next event. The client's timeout bounds the whole stream.
+    /// Name and data of the next event. The client's timeout limits the whole stream.
     async fn next(&mut self) -> (String, Value) {
         loop {
             while let Some((block, rest)) = self.text.split_once("\n\n") {
@@ -35,12 +35,12 @@ impl Listener {
                     return (name, serde_json::from_str(&data).unwrap());
                 }
             }
-            let chunk = self.response.chunk().await.unwrap().expect("the stream goes on");
+            let chunk = self.response.chunk().await.unwrap().expect("the stream is open");
             self.text.push_str(std::str::from_utf8(&chunk).unwrap());
         }
     }
 
-    /// The next tick for which the database answered in time.
+    /// The next tick without an error.
     async fn tick(&mut self) -> Value {
         loop {
             let (name, tick) = self.next().await;
@@ -62,13 +62,13 @@ fn counts(delivered: u64) -> outbox::store::NodeState {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listener_gets_the_past_and_then_every_second() {
-    let site = Site::start().await;
-    site.write(Event::new("order").json(&1)).await;
-    site.store.announce(&"node-a".into(), &counts(100)).await.unwrap();
+    let server = TestServer::start().await;
+    server.write(Event::new("order").json(&1)).await;
+    server.store.announce(&"node-a".into(), &counts(100)).await.unwrap();
     let began = Instant::now();
-    let mut listener = Listener::new(&site).await;
-    assert_eq!(listener.next().await.0, "history");
-    let first = listener.tick().await;
+    let mut stream = EventStream::new(&server).await;
+    assert_eq!(stream.next().await.0, "history");
+    let first = stream.tick().await;
     assert_eq!(
         (&first["delivered"], &first["overview"]["due"]["count"]),
         (&Value::Null, &json!(1)),
@@ -76,19 +76,19 @@ async fn a_listener_gets_the_past_and_then_every_second() {
     );
 
     for _ in 0..5 {
-        site.write(Event::new("order").json(&1)).await;
+        server.write(Event::new("order").json(&1)).await;
     }
-    site.store.announce(&"node-a".into(), &counts(130)).await.unwrap();
+    server.store.announce(&"node-a".into(), &counts(130)).await.unwrap();
     let delivers = |tick: &Value| tick["delivered"].as_f64().unwrap() > 0.0;
     let last_seq = |tick: &Value| tick["overview"]["last_seq"].as_i64().unwrap();
     let all_written = |tick: &Value| last_seq(tick) == last_seq(&first) + 5;
     let mut ticks: Vec<Value> = Vec::new();
     while ticks.len() < 2 || !ticks.iter().any(delivers) || !ticks.iter().any(all_written) {
-        ticks.push(listener.tick().await);
+        ticks.push(stream.tick().await);
     }
-    // A rate is of the time since the tick before, which is no more than the whole time.
+    // A rate refers to the time since the previous tick, which is at most the whole elapsed time.
     let written: f64 = ticks.iter().map(|tick| tick["written"].as_f64().unwrap()).sum();
-    assert!(written * began.elapsed().as_secs_f64() > 4.5, "5 were written: {ticks:?}");
+    assert!(written * began.elapsed().as_secs_f64() > 4.5, "5 events were written: {ticks:?}");
     // 30 events, spread over 0.5 to 3 s.
     for tick in ticks.iter().filter(|tick| delivers(tick)) {
         assert!((10.0..=60.0).contains(&tick["delivered"].as_f64().unwrap()), "{tick}");
@@ -97,75 +97,77 @@ async fn a_listener_gets_the_past_and_then_every_second() {
     }
     assert!(ticks.iter().all(|tick| tick["delivered"].as_f64().unwrap() >= 0.0), "{ticks:?}");
 
-    // The next listener gets the past first, and so does the overview.
-    let mut next = Listener::new(&site).await;
+    // The next stream starts with the history, and the overview has it too.
+    let mut next = EventStream::new(&server).await;
     let (name, history) = next.next().await;
     assert_eq!(name, "history");
     assert!(history.as_array().unwrap().len() >= 3, "{history}");
-    let glance = site.read("/api/outbox/overview?history=true").await;
-    assert!(glance["history"].as_array().unwrap().len() >= 3);
-    assert!(site.read("/api/outbox/nodes").await["nodes"][0]["delivered_per_second"].is_number());
+    let overview = server.read("/api/outbox/overview?history=true").await;
+    assert!(overview["history"].as_array().unwrap().len() >= 3);
+    assert!(server.read("/api/outbox/nodes").await["nodes"][0]["delivered_per_second"].is_number());
 }
 
-/// A stream that is open, of the token with this secret.
-async fn listen(site: &Site, secret: &str) -> reqwest::Response {
-    site.request("GET", "/api/outbox/live").bearer_auth(secret).send().await.unwrap()
+/// Opens a stream with this token.
+async fn open_stream(server: &TestServer, secret: &str) -> reqwest::Response {
+    server.request("GET", "/api/outbox/live").bearer_auth(secret).send().await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn so_many_may_listen_and_no_more() {
+async fn the_number_of_streams_is_limited() {
     let secret = |n: usize| format!("a-token-of-listener-{n}");
     let tokens = (0..5).map(|n| Token::new(format!("listener-{n}"), Role::Read, secret(n)));
-    let site = Site::with(|builder| builder.tokens(tokens)).await;
-    let mut listening = Vec::new();
+    let server = TestServer::with(|builder| builder.tokens(tokens)).await;
+    let mut streams = Vec::new();
     for n in 0..64 {
-        let response = listen(&site, &secret(n / 16)).await;
+        let response = open_stream(&server, &secret(n / 16)).await;
         assert_eq!(response.status(), 200, "{n}");
-        listening.push(response);
+        streams.push(response);
     }
-    let refused = site.send(site.request("GET", "/api/outbox/live").bearer_auth(secret(4))).await;
-    assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (429, "too-many"));
-    drop(listening);
-    let end = Instant::now() + site::FOREVER;
-    while listen(&site, &secret(4)).await.status() != 200 {
-        assert!(Instant::now() < end, "places are not given back");
+    let rejected = server.send(server.request("GET", "/api/outbox/live").bearer_auth(secret(4))).await;
+    assert_eq!((rejected.status.as_u16(), rejected.problem().as_str()), (429, "too-many"));
+    drop(streams);
+    let end = Instant::now() + common::TIMEOUT;
+    while open_stream(&server, &secret(4)).await.status() != 200 {
+        assert!(Instant::now() < end, "permits are not released");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_token_does_not_take_the_places_of_others() {
-    let site = Site::start().await;
-    let mut listening = Vec::new();
+    let server = TestServer::start().await;
+    let mut streams = Vec::new();
     loop {
-        let response = listen(&site, READ).await;
+        let response = open_stream(&server, READ).await;
         if response.status() != 200 {
             assert_eq!(response.status(), 429);
             break;
         }
-        listening.push(response);
-        assert!(listening.len() < 64, "it takes all of them");
+        streams.push(response);
+        assert!(streams.len() < 64, "one token uses all streams");
     }
-    // Its sessions are not others.
-    let session = site.send(site.request("POST", "/api/outbox/session").json(&json!({"token": READ}))).await;
+    // Sessions of the token count as well.
+    let session =
+        server.send(server.request("POST", "/api/outbox/session").json(&json!({"token": READ}))).await;
     let cookie = session.header("set-cookie").split(';').next().unwrap().to_owned();
-    let of_session = site.request("GET", "/api/outbox/live").header("cookie", cookie).send().await.unwrap();
+    let of_session = server.request("GET", "/api/outbox/live").header("cookie", cookie).send().await.unwrap();
     assert_eq!(of_session.status(), 429);
-    assert_eq!(listen(&site, OPERATE).await.status(), 200);
+    assert_eq!(open_stream(&server, OPERATE).await.status(), 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_ends_when_its_session_is_signed_out() {
-    let site = Site::start().await;
-    let session = site.send(site.request("POST", "/api/outbox/session").json(&json!({"token": READ}))).await;
+    let server = TestServer::start().await;
+    let session =
+        server.send(server.request("POST", "/api/outbox/session").json(&json!({"token": READ}))).await;
     let cookie = session.header("set-cookie").split(';').next().unwrap().to_owned();
     let csrf = session.json()["csrf"].as_str().unwrap().to_owned();
-    let live = site.request("GET", "/api/outbox/live").header("cookie", &cookie).send().await.unwrap();
+    let live = server.request("GET", "/api/outbox/live").header("cookie", &cookie).send().await.unwrap();
     assert_eq!(live.status(), 200);
     let mut stream = live.bytes_stream();
-    assert!(stream.next().await.unwrap().is_ok(), "it has begun");
-    let out = site.request("DELETE", "/api/outbox/session").header("cookie", &cookie);
-    assert_eq!(site.send(out.header("x-csrf-token", csrf)).await.status, 204);
+    assert!(stream.next().await.unwrap().is_ok(), "the stream has started");
+    let out = server.request("DELETE", "/api/outbox/session").header("cookie", &cookie);
+    assert_eq!(server.send(out.header("x-csrf-token", csrf)).await.status, 204);
     let rest = async { while stream.next().await.is_some() {} };
-    tokio::time::timeout(Duration::from_secs(20), rest).await.expect("the stream goes on");
+    tokio::time::timeout(Duration::from_secs(20), rest).await.expect("the stream has ended");
 }

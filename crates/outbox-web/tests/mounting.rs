@@ -1,17 +1,18 @@
-//! The router as part of an application: beside its routes, below a path, before its own pages.
+//! The router as part of an application: next to its routes, below a path, in front of its own
+//! pages.
 
-mod site;
+mod common;
 
 use std::net::SocketAddr;
 
 use axum::Router;
 use axum::routing::get;
+use common::{ADMIN, READ, store_at, with_tokens};
 use outbox::Event;
 use outbox_web::{BuildError, Role, Token, Web};
 use serde_json::json;
-use site::{ADMIN, READ, store_at, with_tokens};
 
-/// Serves an application; returns where it is, and a client.
+/// Serves an application; returns its URL and a client.
 async fn serve(app: Router) -> (String, reqwest::Client) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -22,7 +23,7 @@ async fn serve(app: Router) -> (String, reqwest::Client) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_works_below_a_path_and_beside_other_routes() {
+async fn the_router_works_below_a_path_and_next_to_other_routes() {
     let (store, _folder) = store_at(None).await.unwrap();
     store.insert(&[Event::new("order").json(&1).build().unwrap()]).await.unwrap();
     let web = with_tokens(Web::builder().outbox("main", store)).build().unwrap();
@@ -36,19 +37,19 @@ async fn it_works_below_a_path_and_beside_other_routes() {
     assert_eq!(sign_in.send().await.unwrap().status(), 200);
     let replay = client.post(format!("{url}/ops/api/outbox/dead/replay")).bearer_auth(ADMIN);
     let job = replay.json(&json!({"confirm_all": true})).send().await.unwrap();
-    let place = job.headers()["location"].to_str().unwrap().to_owned();
-    assert!(place.starts_with("/ops/api/outbox/jobs/"), "{place}");
-    assert_eq!(get(&place).await.status(), 200);
+    let location = job.headers()["location"].to_str().unwrap().to_owned();
+    assert!(location.starts_with("/ops/api/outbox/jobs/"), "{location}");
+    assert_eq!(get(&location).await.status(), 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_dashboard_answers_browsers_for_pages_and_nobody_for_what_is_not_there() {
+async fn the_dashboard_serves_pages_to_browsers_and_404_for_missing_files() {
     let (store, _folder) = store_at(None).await.unwrap();
     let web = with_tokens(Web::builder().outbox("main", store)).build().unwrap();
     let (url, client) = serve(web.router()).await;
     let get = async |path: &str, accept: &str| {
-        let answer = client.get(format!("{url}{path}")).header("accept", accept).send().await.unwrap();
-        (answer.status().as_u16(), answer.headers()["content-type"].to_str().unwrap().to_owned())
+        let response = client.get(format!("{url}{path}")).header("accept", accept).send().await.unwrap();
+        (response.status().as_u16(), response.headers()["content-type"].to_str().unwrap().to_owned())
     };
     let html = (200, "text/html; charset=utf-8".to_owned());
     assert_eq!(get("/", "*/*").await, html);
@@ -65,7 +66,7 @@ async fn the_dashboard_answers_browsers_for_pages_and_nobody_for_what_is_not_the
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn other_routes_can_have_the_same_guard_and_a_panic_tells_nothing() {
+async fn other_routes_can_have_the_same_guard_and_a_panic_reveals_nothing() {
     let (store, _folder) = store_at(None).await.unwrap();
     let web = with_tokens(Web::builder().outbox("main", store)).build().unwrap();
     async fn panics() -> &'static str {
@@ -77,8 +78,8 @@ async fn other_routes_can_have_the_same_guard_and_a_panic_tells_nothing() {
     let status = async |path: &str, token: Option<&str>| {
         let request = client.get(format!("{url}{path}"));
         let request = token.into_iter().fold(request, reqwest::RequestBuilder::bearer_auth);
-        let answer = request.send().await.unwrap();
-        (answer.status().as_u16(), answer.text().await.unwrap())
+        let response = request.send().await.unwrap();
+        (response.status().as_u16(), response.text().await.unwrap())
     };
     assert_eq!(status("/fine", None).await.0, 401);
     assert_eq!(status("/fine", Some(READ)).await.0, 403);
@@ -88,31 +89,31 @@ async fn other_routes_can_have_the_same_guard_and_a_panic_tells_nothing() {
         code == 500 && text.contains("urn:outbox:problem:internal") && !text.contains("canary"),
         "{text}"
     );
-    assert_eq!(status("/api/outbox/whoami", Some(READ)).await.0, 200, "it goes on");
+    assert_eq!(status("/api/outbox/whoami", Some(READ)).await.0, 200, "the server continues");
 }
 
 #[tokio::test]
-async fn what_cannot_work_is_not_built() {
+async fn an_invalid_configuration_is_rejected() {
     let (store, _folder) = store_at(None).await.unwrap();
     let token = |name: &str, secret: &str| Token::new(name, Role::Read, secret);
     let good = || Web::builder().outbox("main", store.clone());
     assert!(matches!(good().build(), Err(BuildError::NoToken)));
     assert!(matches!(Web::builder().token(token("a", READ)).build(), Err(BuildError::NoDatabase)));
-    assert!(matches!(good().token(token("", READ)).build(), Err(BuildError::Name { .. })));
+    assert!(matches!(good().token(token("", READ)).build(), Err(BuildError::InvalidName { .. })));
     assert!(matches!(
         good().token(token("a", READ)).token(token("a", ADMIN)).build(),
-        Err(BuildError::Twice { .. })
+        Err(BuildError::DuplicateName { .. })
     ));
     let short = good().token(token("a", "canary-short")).build().unwrap_err();
     assert!(short.to_string().contains("16 characters") && !short.to_string().contains("canary"), "{short}");
 }
 
 #[tokio::test]
-async fn a_database_that_is_away_is_told_as_such() {
+async fn a_database_failure_is_a_server_error_without_sql() {
     let (store, folder) = store_at(None).await.unwrap();
-    let site = site::Site::of(store, folder, |builder| builder).await;
-    assert_eq!(site.get("/api/outbox/overview").await.status, 200);
-    let pool = sqlx::SqlitePool::connect(&format!("sqlite:{}", site.folder().join("outbox.db").display()))
+    let server = common::TestServer::of(store, folder, |builder| builder).await;
+    assert_eq!(server.get("/api/outbox/overview").await.status, 200);
+    let pool = sqlx::SqlitePool::connect(&format!("sqlite:{}", server.folder().join("outbox.db").display()))
         .await
         .unwrap();
     let tables: Vec<String> = sqlx::query_scalar(
@@ -125,8 +126,12 @@ async fn a_database_that_is_away_is_told_as_such() {
         sqlx::raw_sql(sqlx::AssertSqlSafe(format!("DROP TABLE \"{table}\""))).execute(&pool).await.unwrap();
     }
     for path in ["/api/outbox/overview", "/api/outbox/events", "/api/outbox/audit"] {
-        let answer = site.get(path).await;
-        assert!(answer.status.is_server_error(), "{path}: {}", answer.status);
-        assert!(!answer.text.contains("SELECT") && !answer.text.contains("no such table"), "{}", answer.text);
+        let response = server.get(path).await;
+        assert!(response.status.is_server_error(), "{path}: {}", response.status);
+        assert!(
+            !response.text.contains("SELECT") && !response.text.contains("no such table"),
+            "{}",
+            response.text
+        );
     }
 }

@@ -1,18 +1,18 @@
-//! Every resource, on every database that there is.
+//! Every resource, on every available database.
 
-mod site;
+mod common;
 
 use std::time::Duration;
 
+use common::{ADMIN, OPERATE, TestServer};
 use outbox::store::{Holder, JoinAct, Verdict};
 use outbox::{Event, JoinId, NewJoin, PairId};
 use serde_json::{Value, json};
-use site::{ADMIN, OPERATE, Site};
 
-/// Runs on each of them.
-macro_rules! everywhere {
-    ($site:ident, $body:block) => {
-        for $site in Site::everywhere().await $body
+/// Runs the body on every available database.
+macro_rules! on_all_databases {
+    ($server:ident, $body:block) => {
+        for $server in TestServer::on_all_databases().await $body
     };
 }
 
@@ -21,32 +21,32 @@ fn ids(page: &Value) -> Vec<&str> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_overview_tells_what_waits_and_what_is_dead() {
-    everywhere!(site, {
-        site.write(Event::new("order").json(&1)).await;
-        site.write(Event::new("order").deliver_after(Duration::from_secs(3_600)).json(&1)).await;
-        site.dead(Event::new("bill").json(&1), "no").await;
-        let glance = site.read("/api/outbox/overview").await;
-        assert_eq!(glance["due"], json!({"count": 1, "more": false}), "{glance}");
+async fn the_overview_counts_pending_and_dead_events() {
+    on_all_databases!(server, {
+        server.write(Event::new("order").json(&1)).await;
+        server.write(Event::new("order").deliver_after(Duration::from_secs(3_600)).json(&1)).await;
+        server.dead(Event::new("bill").json(&1), "no").await;
+        let overview = server.read("/api/outbox/overview").await;
+        assert_eq!(overview["due"], json!({"count": 1, "more": false}), "{overview}");
         assert_eq!(
-            (&glance["delayed"]["count"], &glance["dead"]["count"]),
+            (&overview["delayed"]["count"], &overview["dead"]["count"]),
             (&json!(1), &json!(1)),
-            "{glance}"
+            "{overview}"
         );
-        assert!(glance["oldest_due_ms"].is_number() && glance.get("history").is_none(), "{glance}");
-        let types = glance["types"].as_array().unwrap();
+        assert!(overview["oldest_due_ms"].is_number() && overview.get("history").is_none(), "{overview}");
+        let types = overview["types"].as_array().unwrap();
         assert_eq!(
             (&types[0]["event_type"], &types[0]["pending"]["count"]),
             (&json!("order"), &json!(2)),
-            "{glance}"
+            "{overview}"
         );
         assert_eq!(
             (&types[1]["event_type"], &types[1]["dead"]["count"]),
             (&json!("bill"), &json!(1)),
-            "{glance}"
+            "{overview}"
         );
-        assert_eq!(site.read("/api/outbox/overview?history=true").await["history"], json!([]));
-        let dead = site.read("/api/outbox/dead/types").await;
+        assert_eq!(server.read("/api/outbox/overview?history=true").await["history"], json!([]));
+        let dead = server.read("/api/outbox/dead/types").await;
         assert_eq!(
             (&dead["types"][0]["event_type"], &dead["looked_at"]),
             (&json!("bill"), &json!(1)),
@@ -57,19 +57,19 @@ async fn the_overview_tells_what_waits_and_what_is_dead() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_are_read_page_by_page_and_found_by_what_they_are() {
-    everywhere!(site, {
+    on_all_databases!(server, {
         let mut written = Vec::new();
         for n in 0..7 {
             let event = Event::new(if n % 2 == 0 { "even" } else { "odd" })
                 .aggregate("order", format!("o-{n}"))
                 .tenant("acme")
                 .correlation("c-1");
-            written.push(site.write(event.json(&n)).await.to_string());
+            written.push(server.write(event.json(&n)).await.to_string());
         }
         for order in ["oldest", "newest"] {
             let (mut seen, mut path) = (Vec::new(), format!("/api/outbox/events?limit=3&order={order}"));
             loop {
-                let page = site.read(&path).await;
+                let page = server.read(&path).await;
                 seen.extend(ids(&page).into_iter().map(str::to_owned));
                 let Some(next) = page["next"].as_str() else { break };
                 path = format!("/api/outbox/events?limit=3&order={order}&cursor={next}");
@@ -79,10 +79,10 @@ async fn events_are_read_page_by_page_and_found_by_what_they_are() {
             }
             assert_eq!(seen, written, "{order}");
         }
-        let first = site.read("/api/outbox/events?limit=1").await;
+        let first = server.read("/api/outbox/events?limit=1").await;
         let cursor = first["next"].as_str().unwrap();
-        let other = site.get(&format!("/api/outbox/events?status=dead&cursor={cursor}")).await;
-        assert_eq!(other.status, 422, "the cursor of another list");
+        let other = server.get(&format!("/api/outbox/events?status=dead&cursor={cursor}")).await;
+        assert_eq!(other.status, 422, "the cursor belongs to another list");
         for (query, count) in [
             ("event_type=even", 4),
             ("aggregate_type=order", 7),
@@ -97,7 +97,7 @@ async fn events_are_read_page_by_page_and_found_by_what_they_are() {
             ("status=done", 0),
             ("status=dead", 0),
         ] {
-            let page = site.read(&format!("/api/outbox/events?{query}")).await;
+            let page = server.read(&format!("/api/outbox/events?{query}")).await;
             assert_eq!(ids(&page).len(), count, "{query}: {page}");
         }
         let event = &first["events"][0];
@@ -108,14 +108,14 @@ async fn events_are_read_page_by_page_and_found_by_what_they_are() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_event_is_shown_with_its_attempts_and_why() {
-    everywhere!(site, {
-        let id = site
+    on_all_databases!(server, {
+        let id = server
             .write(Event::new("order").header("secret-header", "hush").json(&json!({"card": "4111"})))
             .await;
         let again = Verdict::Again { after: Duration::ZERO, counted: true, error: Some("first".to_owned()) };
-        site.settle(&id, again).await;
-        site.kill(&id, "second").await;
-        let one = site.read(&format!("/api/outbox/events/{id}")).await;
+        server.settle(&id, again).await;
+        server.dead_letter(&id, "second").await;
+        let one = server.read(&format!("/api/outbox/events/{id}")).await;
         assert_eq!(
             (&one["event"]["status"], &one["event"]["attempts"]),
             (&json!("DEAD"), &json!(2)),
@@ -130,37 +130,37 @@ async fn one_event_is_shown_with_its_attempts_and_why() {
         );
         assert!(one["explanation"]["text"].as_str().unwrap().contains("second"), "{one}");
         assert!(!one.to_string().contains("4111") && !one.to_string().contains("hush"), "{one}");
-        let explained = site.read(&format!("/api/outbox/events/{id}/explain")).await;
+        let explained = server.read(&format!("/api/outbox/events/{id}/explain")).await;
         assert_eq!((&explained["reason"], &explained["reasons"][0]["attempts"]), (&json!("dead"), &json!(2)));
-        assert_eq!(site.get("/api/outbox/events/nothing/explain").await.status, 404);
+        assert_eq!(server.get("/api/outbox/events/nothing/explain").await.status, 404);
     });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_event_is_replayed_or_skipped_and_a_pending_one_cancelled() {
-    everywhere!(site, {
-        let act = async |id: &outbox::EventId, what: &str| {
-            site.post(&format!("/api/outbox/events/{id}/{what}"), json!({})).await.status.as_u16()
+    on_all_databases!(server, {
+        let post_action = async |id: &outbox::EventId, what: &str| {
+            server.post(&format!("/api/outbox/events/{id}/{what}"), json!({})).await.status.as_u16()
         };
-        let id = site.dead(Event::new("order").json(&1), "no").await;
-        assert_eq!(act(&id, "cancel").await, 409, "it is not pending");
-        assert_eq!(act(&id, "replay").await, 200);
-        assert_eq!(site.status_of(&id).await, "NEW");
-        assert_eq!(act(&id, "replay").await, 409);
-        assert_eq!(act(&id, "skip").await, 409);
-        site.kill(&id, "again").await;
-        assert_eq!(act(&id, "skip").await, 200);
-        assert_eq!(site.status_of(&id).await, "DONE");
-        let done = site.store.find(&id).await.unwrap().unwrap();
+        let id = server.dead(Event::new("order").json(&1), "no").await;
+        assert_eq!(post_action(&id, "cancel").await, 409, "the event is not pending");
+        assert_eq!(post_action(&id, "replay").await, 200);
+        assert_eq!(server.status_of(&id).await, "NEW");
+        assert_eq!(post_action(&id, "replay").await, 409);
+        assert_eq!(post_action(&id, "skip").await, 409);
+        server.dead_letter(&id, "again").await;
+        assert_eq!(post_action(&id, "skip").await, 200);
+        assert_eq!(server.status_of(&id).await, "DONE");
+        let done = server.store.find(&id).await.unwrap().unwrap();
         assert_eq!(done.done_by.unwrap().as_str(), "api:root");
-        let id = site.write(Event::new("order").json(&1)).await;
-        assert_eq!(act(&id, "cancel").await, 200);
-        assert!(site.store.find(&id).await.unwrap().is_none());
-        assert_eq!(act(&id, "cancel").await, 404);
-        let held = site.write(Event::new("order").json(&1)).await;
-        site.take(&Holder::Lease { owner: "somebody".into(), lease: Duration::from_secs(30) }).await;
-        assert_eq!(act(&held, "cancel").await, 409, "somebody handles it");
-        let audit = site.audit().await;
+        let id = server.write(Event::new("order").json(&1)).await;
+        assert_eq!(post_action(&id, "cancel").await, 200);
+        assert!(server.store.find(&id).await.unwrap().is_none());
+        assert_eq!(post_action(&id, "cancel").await, 404);
+        let held = server.write(Event::new("order").json(&1)).await;
+        server.take(&Holder::Lease { owner: "another-node".into(), lease: Duration::from_secs(30) }).await;
+        assert_eq!(post_action(&held, "cancel").await, 409, "a relay is handling the event");
+        let audit = server.audit().await;
         let done = |action: &str| (action.to_owned(), "done".to_owned());
         assert!(audit.contains(&done("event.replay")) && audit.contains(&done("event.skip")), "{audit:?}");
         assert!(
@@ -172,23 +172,24 @@ async fn a_dead_event_is_replayed_or_skipped_and_a_pending_one_cancelled() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_payload_is_shown_and_edited_and_the_audit_knows_by_whom() {
-    everywhere!(site, {
-        let id = site.dead(Event::new("order").header("h", "v").json(&json!({"total": 1})), "no").await;
+    on_all_databases!(server, {
+        let id = server.dead(Event::new("order").header("h", "v").json(&json!({"total": 1})), "no").await;
         let path = format!("/api/outbox/events/{id}/payload");
-        let shown = site.send(site.request("GET", &path).bearer_auth(OPERATE)).await.json();
+        let shown = server.send(server.request("GET", &path).bearer_auth(OPERATE)).await.json();
         assert_eq!((&shown["text"], &shown["size"]), (&json!(r#"{"total":1}"#), &json!(11)), "{shown}");
         assert_eq!(
             (&shown["content_type"], &shown["headers"]["h"]),
             (&json!("application/json"), &json!("v"))
         );
-        let put =
-            async |body: Value| site.send(site.request("PUT", &path).bearer_auth(ADMIN).json(&body)).await;
+        let put = async |body: Value| {
+            server.send(server.request("PUT", &path).bearer_auth(ADMIN).json(&body)).await
+        };
         assert_eq!(put(json!({"payload": r#"{"total": "canary"}"#})).await.status, 200);
-        let shown = site.read(&path).await;
+        let shown = server.read(&path).await;
         assert_eq!(
             (&shown["text"], &shown["headers"]["h"]),
             (&json!(r#"{"total": "canary"}"#), &json!("v")),
-            "to the byte"
+            "byte for byte"
         );
         for wrong in [
             json!({}),
@@ -197,22 +198,22 @@ async fn a_payload_is_shown_and_edited_and_the_audit_knows_by_whom() {
             json!({"base64": "no base64!"}),
             json!({"payload": "1", "headers": {"": "x"}}),
         ] {
-            let refused = put(wrong.clone()).await;
-            assert_eq!(refused.status, 422, "{wrong}: {}", refused.text);
+            let rejected = put(wrong.clone()).await;
+            assert_eq!(rejected.status, 422, "{wrong}: {}", rejected.text);
         }
         assert_eq!(
             put(json!({"base64": "AP8=", "content_type": "application/octet-stream"})).await.status,
             200
         );
-        let shown = site.read(&path).await;
+        let shown = server.read(&path).await;
         assert_eq!((&shown["base64"], &shown["text"]), (&json!("AP8="), &Value::Null), "{shown}");
-        site.post(&format!("/api/outbox/events/{id}/replay"), json!({})).await;
+        server.post(&format!("/api/outbox/events/{id}/replay"), json!({})).await;
         assert_eq!(
             put(json!({"payload": "1", "content_type": "application/json"})).await.status,
             409,
-            "it is not dead"
+            "the event is not dead"
         );
-        let entries = site.read("/api/outbox/audit").await;
+        let entries = server.read("/api/outbox/audit").await;
         let entries = entries["entries"].as_array().unwrap();
         assert!(
             entries.iter().any(|e| e["action"] == "payload.read" && e["actor"] == "ops" && e["via"] == "api")
@@ -225,50 +226,54 @@ async fn a_payload_is_shown_and_edited_and_the_audit_knows_by_whom() {
             .filter(|e| e["action"] == "payload.edit" && e["outcome"] == "done")
             .map(|e| serde_json::from_str(e["details"].as_str().unwrap()).unwrap())
             .collect();
-        // The newest first: each begins where the one before it ended.
+        // Newest first: the old payload of each entry is the new payload of the entry before it.
         assert!(
             edits.len() >= 2 && edits.windows(2).all(|two| two[0]["before"] == two[1]["after"]),
             "{edits:?}"
         );
         let digest = "sha256:06eb7d6a69ee19e5fbdf749018d3d2abfa04bcbd1365db312eb86dc7169389b8";
         assert_eq!((&edits[0]["after"], &edits[0]["headers"]), (&json!(digest), &json!("kept")));
-        assert!(!json!(entries).to_string().contains("canary"), "what was in it stays out");
+        assert!(!json!(entries).to_string().contains("canary"), "the audit has no payload");
     });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_blocked_key_goes_on_when_its_head_is_replayed_or_skipped() {
-    everywhere!(site, {
+    on_all_databases!(server, {
         let key = "order/7 ä";
-        let head = site.dead(Event::new("placed").ordering_key(key).json(&1), "no").await;
+        let head = server.dead(Event::new("placed").ordering_key(key).json(&1), "no").await;
         for _ in 0..3 {
-            site.write(Event::new("paid").ordering_key(key).json(&1)).await;
+            server.write(Event::new("paid").ordering_key(key).json(&1)).await;
         }
-        let keys = site.read("/api/outbox/keys?limit=10").await;
+        let keys = server.read("/api/outbox/keys?limit=10").await;
         let blocked = &keys["keys"][0];
         assert_eq!((&blocked["key"], &blocked["head"]["id"]), (&json!(key), &json!(head.as_str())), "{keys}");
         assert_eq!((&blocked["behind"]["count"], &keys["more"]), (&json!(3), &json!(false)), "{keys}");
         let path = "/api/outbox/keys/order%2F7%20%C3%A4";
-        let replayed = site.post(&format!("{path}/replay"), json!({})).await;
+        let replayed = server.post(&format!("{path}/replay"), json!({})).await;
         assert_eq!(
             (replayed.status.as_u16(), &replayed.json()["id"]),
             (200, &json!(head.as_str())),
             "{}",
             replayed.text
         );
-        assert_eq!(site.post(&format!("{path}/skip"), json!({})).await.status, 404, "nothing is dead");
-        site.kill(&head, "again").await;
-        assert_eq!(site.post(&format!("{path}/skip"), json!({})).await.status, 200);
-        assert_eq!(site.status_of(&head).await, "DONE");
-        assert_eq!(site.read("/api/outbox/keys").await["keys"], json!([]));
-        assert_eq!(site.get("/api/outbox/keys?limit=501").await.status, 400);
+        assert_eq!(
+            server.post(&format!("{path}/skip"), json!({})).await.status,
+            404,
+            "the key has no dead event"
+        );
+        server.dead_letter(&head, "again").await;
+        assert_eq!(server.post(&format!("{path}/skip"), json!({})).await.status, 200);
+        assert_eq!(server.status_of(&head).await, "DONE");
+        assert_eq!(server.read("/api/outbox/keys").await["keys"], json!([]));
+        assert_eq!(server.get("/api/outbox/keys?limit=501").await.status, 400);
     });
 }
 
-/// Writers in SQL choose the ids of events.
+/// Writers that use SQL choose the ids of events.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_is_opened_replayed_skipped_and_cancelled_whatever_its_id_is() {
-    let site = Site::start().await;
+    let server = TestServer::start().await;
     for (id, path) in [
         ("a\u{7}b", "a%07b"),
         ("line\nbreak", "line%0Abreak"),
@@ -276,7 +281,7 @@ async fn an_event_is_opened_replayed_skipped_and_cancelled_whatever_its_id_is() 
         ("a/b?c#d", "a%2Fb%3Fc%23d"),
         ("ä\u{202e}", "%C3%A4%E2%80%AE"),
         (" ", "%20"),
-        // What a URL swallows is named by its place in the table.
+        // An id that a URL would normalize away is addressed by its sequence number.
         ("..", "seq:{seq}"),
         (".", "seq:{seq}"),
     ] {
@@ -284,42 +289,49 @@ async fn an_event_is_opened_replayed_skipped_and_cancelled_whatever_its_id_is() 
         let write = async || {
             let table =
                 "SELECT name FROM sqlite_master WHERE name LIKE 'w%' ORDER BY length(name), name LIMIT 1";
-            let pool = site.pool().await;
+            let pool = server.pool().await;
             let table: String = sqlx::query_scalar(table).fetch_one(&pool).await.unwrap();
             let insert =
                 format!("INSERT INTO {table} (event_id, event_type, payload) VALUES (?, 'odd', '1')");
             sqlx::query(sqlx::AssertSqlSafe(insert)).bind(id.as_str()).execute(&pool).await.unwrap();
-            let seq = site.store.find(&id).await.unwrap().unwrap().seq;
+            let seq = server.store.find(&id).await.unwrap().unwrap().seq;
             format!("/api/outbox/events/{}", path.replace("{seq}", &seq.to_string()))
         };
         let path = write().await;
-        let act = async |what: &str| site.post(&format!("{path}/{what}"), json!({})).await;
-        let listed = site.read("/api/outbox/events?event_type=odd").await;
+        let post_action = async |what: &str| server.post(&format!("{path}/{what}"), json!({})).await;
+        let listed = server.read("/api/outbox/events?event_type=odd").await;
         assert_eq!(ids(&listed), [id.as_str()]);
-        assert_eq!(site.read(&path).await["event"]["id"], id.as_str(), "{path}");
-        assert_eq!(site.read(&format!("{path}/explain")).await["reason"], "waiting", "{path}");
-        site.kill(&id, "no").await;
-        assert_eq!(act("replay").await.json(), json!({"id": id.as_str(), "done": "replayed"}), "{path}");
-        site.kill(&id, "again").await;
-        assert_eq!(site.read(&format!("{path}/payload")).await["text"], "1", "{path}");
-        let edit = site.request("PUT", &format!("{path}/payload")).bearer_auth(ADMIN);
-        assert_eq!(site.send(edit.json(&json!({"payload": "2"}))).await.status, 200, "{path}");
-        assert_eq!(act("skip").await.status, 200, "{path}");
-        assert_eq!((site.status_of(&id).await.as_str(), act("skip").await.status.as_u16()), ("DONE", 409));
-        assert_eq!(site.read("/api/outbox/audit").await["entries"][0]["target"], id.as_str());
+        assert_eq!(server.read(&path).await["event"]["id"], id.as_str(), "{path}");
+        assert_eq!(server.read(&format!("{path}/explain")).await["reason"], "waiting", "{path}");
+        server.dead_letter(&id, "no").await;
+        assert_eq!(
+            post_action("replay").await.json(),
+            json!({"id": id.as_str(), "done": "replayed"}),
+            "{path}"
+        );
+        server.dead_letter(&id, "again").await;
+        assert_eq!(server.read(&format!("{path}/payload")).await["text"], "1", "{path}");
+        let edit = server.request("PUT", &format!("{path}/payload")).bearer_auth(ADMIN);
+        assert_eq!(server.send(edit.json(&json!({"payload": "2"}))).await.status, 200, "{path}");
+        assert_eq!(post_action("skip").await.status, 200, "{path}");
+        assert_eq!(
+            (server.status_of(&id).await.as_str(), post_action("skip").await.status.as_u16()),
+            ("DONE", 409)
+        );
+        assert_eq!(server.read("/api/outbox/audit").await["entries"][0]["target"], id.as_str());
         let purge = json!({"what": "done", "older_than": "0s"});
-        let purge = site.post("/api/outbox/purge", purge).await.json();
-        site.ended(purge["id"].as_str().unwrap()).await;
+        let purge = server.post("/api/outbox/purge", purge).await.json();
+        server.wait_for_job(purge["id"].as_str().unwrap()).await;
         let path = write().await;
-        assert_eq!(site.post(&format!("{path}/cancel"), json!({})).await.status, 200, "{path}");
-        assert_eq!(site.get(&path).await.status, 404, "{path}");
+        assert_eq!(server.post(&format!("{path}/cancel"), json!({})).await.status, 200, "{path}");
+        assert_eq!(server.get(&path).await.status, 404, "{path}");
     }
 }
 
-/// What is in no database is not found, and no database fails at it.
+/// Text that no database stores is not found, and no database fails on it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn names_of_no_event_are_not_found() {
-    everywhere!(site, {
+    on_all_databases!(server, {
         for name in [
             "%00",
             "a%00b",
@@ -332,47 +344,48 @@ async fn names_of_no_event_are_not_found() {
         ] {
             for what in ["", "/explain", "/payload"] {
                 let path = format!("/api/outbox/events/{name}{what}");
-                assert_eq!(site.get(&path).await.status, 404, "{path}");
+                assert_eq!(server.get(&path).await.status, 404, "{path}");
             }
             let cancel = format!("/api/outbox/events/{name}/cancel");
-            assert_eq!(site.post(&cancel, json!({})).await.status, 404, "{cancel}");
+            assert_eq!(server.post(&cancel, json!({})).await.status, 404, "{cancel}");
         }
-        assert_eq!(site.post("/api/outbox/keys/a%00b/skip", json!({})).await.status, 404);
-        // What is no number after `seq:` is an id.
-        let id = site.write(Event::new("order").id("seq:x").json(&7)).await;
-        assert_eq!(site.read("/api/outbox/events/seq:x").await["event"]["id"], id.as_str());
+        assert_eq!(server.post("/api/outbox/keys/a%00b/skip", json!({})).await.status, 404);
+        // Text after `seq:` that is not a number is part of an id.
+        let id = server.write(Event::new("order").id("seq:x").json(&7)).await;
+        assert_eq!(server.read("/api/outbox/events/seq:x").await["event"]["id"], id.as_str());
     });
 }
 
-/// Writers choose ids: one with the form of a place must not stand in for the event at that place.
+/// Writers choose ids: an id of the form `seq:N` must not stand in for the event with the sequence
+/// number N.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_place_is_never_the_id_of_another_event() {
-    everywhere!(site, {
-        let meant = site.dead(Event::new("order").json(&1), "no").await;
-        let seq = site.store.find(&meant).await.unwrap().unwrap().seq;
+    on_all_databases!(server, {
+        let meant = server.dead(Event::new("order").json(&1), "no").await;
+        let seq = server.store.find(&meant).await.unwrap().unwrap().seq;
         let path = format!("/api/outbox/events/seq:{seq}");
-        let forged = site.dead(Event::new("forged").id(format!("seq:{seq}")).json(&2), "no").await;
-        assert_eq!(site.read(&path).await["event"]["id"], meant.as_str());
-        assert_eq!(site.read(&format!("{path}/payload")).await["text"], "1");
-        assert_eq!(site.post(&format!("{path}/replay"), json!({})).await.json()["id"], meant.as_str());
+        let forged = server.dead(Event::new("forged").id(format!("seq:{seq}")).json(&2), "no").await;
+        assert_eq!(server.read(&path).await["event"]["id"], meant.as_str());
+        assert_eq!(server.read(&format!("{path}/payload")).await["text"], "1");
+        assert_eq!(server.post(&format!("{path}/replay"), json!({})).await.json()["id"], meant.as_str());
         assert_eq!(
-            (site.status_of(&meant).await, site.status_of(&forged).await),
+            (server.status_of(&meant).await, server.status_of(&forged).await),
             ("NEW".into(), "DEAD".into())
         );
-        // The event with such an id is reached by its own place.
-        let own = site.store.find(&forged).await.unwrap().unwrap().seq;
-        let skipped = site.post(&format!("/api/outbox/events/seq:{own}/skip"), json!({})).await;
+        // The event with such an id is addressed by its own sequence number.
+        let own = server.store.find(&forged).await.unwrap().unwrap().seq;
+        let skipped = server.post(&format!("/api/outbox/events/seq:{own}/skip"), json!({})).await;
         assert_eq!(skipped.json(), json!({"id": forged.as_str(), "done": "skipped"}));
-        assert_eq!(site.status_of(&forged).await, "DONE");
+        assert_eq!(server.status_of(&forged).await, "DONE");
     });
 }
 
-/// In SQLite an id may be no UTF-8, and U+FFFD is shown for it: no event with the id U+FFFD is
-/// changed instead.
+/// In SQLite an id may not be UTF-8, and is shown as U+FFFD: an event with the id U+FFFD must not
+/// be changed instead.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_whose_id_cannot_be_read_is_named_by_its_place() {
-    let site = Site::start().await;
-    let pool = site.pool().await;
+    let server = TestServer::start().await;
+    let pool = server.pool().await;
     let table = "SELECT name FROM sqlite_master WHERE name LIKE 'w%' ORDER BY length(name), name LIMIT 1";
     let table: String = sqlx::query_scalar(table).fetch_one(&pool).await.unwrap();
     for (id, payload) in [("CAST(x'ff' AS TEXT)", 1), ("'\u{fffd}'", 2)] {
@@ -386,97 +399,97 @@ async fn an_event_whose_id_cannot_be_read_is_named_by_its_place() {
         let status = format!("SELECT status FROM {table} WHERE seq = {seq}");
         sqlx::query_scalar(sqlx::AssertSqlSafe(status)).fetch_one(&pool).await.unwrap()
     };
-    let shown = site.read("/api/outbox/events/seq:1").await;
+    let shown = server.read("/api/outbox/events/seq:1").await;
     assert_eq!((&shown["event"]["seq"], &shown["event"]["last_error"]), (&json!(1), &json!("error-1")));
     assert!(shown["event"]["unreadable"].is_string(), "{shown}");
     let explained = shown["explanation"].to_string();
     assert!(explained.contains("error-1") && !explained.contains("error-2"), "{explained}");
     assert!(explained.contains("WHERE seq = 1") && !explained.contains("dead replay"), "{explained}");
-    assert_eq!(site.read("/api/outbox/events/seq:1/payload").await["text"], "1");
-    // Changes that go by the id are refused.
-    let refused = [("seq:1/skip", "events"), ("seq:1/cancel", "events"), ("key-1/skip", "keys")];
-    for (what, of) in refused {
-        let refused = site.post(&format!("/api/outbox/{of}/{what}"), json!({})).await;
-        assert_eq!(refused.status, 409, "{what}");
-        assert!(refused.text.contains("WHERE seq = 1"), "{}", refused.text);
+    assert_eq!(server.read("/api/outbox/events/seq:1/payload").await["text"], "1");
+    // Changes that need the id are rejected.
+    let rejected = [("seq:1/skip", "events"), ("seq:1/cancel", "events"), ("key-1/skip", "keys")];
+    for (what, of) in rejected {
+        let rejected = server.post(&format!("/api/outbox/{of}/{what}"), json!({})).await;
+        assert_eq!(rejected.status, 409, "{what}");
+        assert!(rejected.text.contains("WHERE seq = 1"), "{}", rejected.text);
     }
-    let edit = site.request("PUT", "/api/outbox/events/seq:1/payload").bearer_auth(ADMIN);
-    assert_eq!(site.send(edit.json(&json!({"payload": "3"}))).await.status, 409);
+    let edit = server.request("PUT", "/api/outbox/events/seq:1/payload").bearer_auth(ADMIN);
+    assert_eq!(server.send(edit.json(&json!({"payload": "3"}))).await.status, 409);
     assert_eq!((status(1).await, status(2).await), (3, 3));
     for path in ["/api/outbox/events/seq:1/replay", "/api/outbox/keys/key-1/replay"] {
-        let replayed = site.post(path, json!({})).await;
+        let replayed = server.post(path, json!({})).await;
         assert_eq!(replayed.json(), json!({"id": "seq:1", "done": "replayed"}), "{path}");
         assert_eq!((status(1).await, status(2).await), (0, 3), "{path}");
-        assert_eq!(site.read("/api/outbox/audit").await["entries"][0]["target"], "seq:1");
+        assert_eq!(server.read("/api/outbox/audit").await["entries"][0]["target"], "seq:1");
         let dead = format!("UPDATE {table} SET status = 3, done_at = datetime('now') WHERE seq = 1");
         sqlx::raw_sql(sqlx::AssertSqlSafe(dead)).execute(&pool).await.unwrap();
     }
-    // The event with the id U+FFFD is itself.
-    let other = site.post("/api/outbox/events/%EF%BF%BD/skip", json!({})).await;
+    // The event with the id U+FFFD is addressed by that id.
+    let other = server.post("/api/outbox/events/%EF%BF%BD/skip", json!({})).await;
     assert_eq!((other.status.as_u16(), status(1).await, status(2).await), (200, 3, 1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_payload_that_is_too_large_to_be_shown_is_told_by_its_size() {
-    everywhere!(site, {
+    on_all_databases!(server, {
         let size = 5 * 1024 * 1024;
         let event = Event::new("large").max_payload(size).json_text(format!("\"{}\"", "x".repeat(size - 2)));
-        let id = site.write(event).await;
+        let id = server.write(event).await;
         let path = format!("/api/outbox/events/{id}");
-        assert_eq!(site.read(&path).await["event"]["payload_bytes"], size);
-        let refused = site.get(&format!("{path}/payload")).await;
-        assert_eq!(refused.status, 409, "{}", refused.text);
-        assert!(refused.text.contains(&size.to_string()), "{}", refused.text);
-        assert_eq!(site.post(&format!("{path}/cancel"), json!({})).await.status, 200);
+        assert_eq!(server.read(&path).await["event"]["payload_bytes"], size);
+        let rejected = server.get(&format!("{path}/payload")).await;
+        assert_eq!(rejected.status, 409, "{}", rejected.text);
+        assert!(rejected.text.contains(&size.to_string()), "{}", rejected.text);
+        assert_eq!(server.post(&format!("{path}/cancel"), json!({})).await.status, 200);
     });
 }
 
-/// C-09: the seed's paths.
+/// C-09: the paths of the requirement.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn publishers_are_shown_paused_resumed_and_reset() {
-    everywhere!(site, {
-        let log = site.store.log().unwrap();
+    on_all_databases!(server, {
+        let log = server.store.log().unwrap();
         let pairs = ["wallet-events", "audit"].map(|topic| (PairId::new(topic, "KafkaPublisher"), false));
         log.register(&pairs).await.unwrap();
         let append = Event::new("DepositMade").tag("wallet", "w1").json(&1).build().unwrap();
         let _ = log.append(&[append], &Default::default()).await.unwrap();
 
-        let all = site.read("/api/outbox/publishers").await;
+        let all = server.read("/api/outbox/publishers").await;
         assert_eq!(all["publishers"].as_array().unwrap().len(), 2, "{all}");
         assert_eq!(all["unreadable"], json!([]), "{all}");
         let position = outbox::Position::new(3);
         assert!(log.note_unreadable(position, "its headers are wrong").await.unwrap());
-        let all = site.read("/api/outbox/publishers").await;
+        let all = server.read("/api/outbox/publishers").await;
         let noted = &all["unreadable"][0];
         assert_eq!(
             (&noted["position"], &noted["reason"]),
             (&json!(3), &json!("its headers are wrong")),
             "{all}"
         );
-        let lag = site.read("/api/outbox/publishers/lag").await;
+        let lag = server.read("/api/outbox/publishers/lag").await;
         let first = &lag["publishers"][0];
         assert_eq!((&first["topic"], &first["status"]), (&json!("audit"), &json!("ACTIVE")), "{lag}");
         assert!(first["behind"].as_u64().unwrap() >= 1, "{lag}");
 
         let statuses = async || {
-            let one = site.read("/api/outbox/publishers/KafkaPublisher").await;
+            let one = server.read("/api/outbox/publishers/KafkaPublisher").await;
             let of = |pair: &Value| pair["status"].as_str().unwrap().to_owned();
             one["topics"].as_array().unwrap().iter().map(of).collect::<Vec<_>>()
         };
-        let act = async |path: &str| {
-            site.post(&format!("/api/outbox/publishers/KafkaPublisher/{path}"), json!({})).await
+        let post_action = async |path: &str| {
+            server.post(&format!("/api/outbox/publishers/KafkaPublisher/{path}"), json!({})).await
         };
-        assert_eq!(act("pause").await.json(), json!({"changed": 2}));
+        assert_eq!(post_action("pause").await.json(), json!({"changed": 2}));
         assert_eq!(statuses().await, ["PAUSED", "PAUSED"]);
-        assert_eq!(act("topics/audit/resume").await.json(), json!({"changed": 1}));
+        assert_eq!(post_action("topics/audit/resume").await.json(), json!({"changed": 1}));
         assert_eq!(statuses().await, ["ACTIVE", "PAUSED"]);
-        assert_eq!(act("resume").await.status, 200);
-        assert_eq!(act("topics/wallet-events/pause").await.status, 200);
+        assert_eq!(post_action("resume").await.status, 200);
+        assert_eq!(post_action("topics/wallet-events/pause").await.status, 200);
         assert_eq!(statuses().await, ["ACTIVE", "PAUSED"]);
-        assert_eq!(act("topics/nothing/pause").await.status, 404);
+        assert_eq!(post_action("topics/nothing/pause").await.status, 404);
 
         let reset = async |body: Value| {
-            site.post("/api/outbox/publishers/KafkaPublisher/topics/audit/reset", body).await
+            server.post("/api/outbox/publishers/KafkaPublisher/topics/audit/reset", body).await
         };
         let end = reset(json!({"to": "end"})).await.json()["position"].as_i64().unwrap();
         assert!(end >= 1);
@@ -491,7 +504,7 @@ async fn publishers_are_shown_paused_resumed_and_reset() {
         ] {
             assert_eq!(reset(wrong.clone()).await.status, 422, "{wrong}");
         }
-        let audit = site.audit().await;
+        let audit = server.audit().await;
         for action in ["publisher.pause", "publisher.resume", "publisher.reset"] {
             assert!(audit.iter().any(|(of, outcome)| of == action && outcome == "done"), "{audit:?}");
         }
@@ -500,46 +513,48 @@ async fn publishers_are_shown_paused_resumed_and_reset() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn joins_are_listed_shown_and_cancelled() {
-    everywhere!(site, {
+    on_all_databases!(server, {
         let mut joins = Vec::new();
         for n in 0..3 {
             let id = JoinId::from(format!("join-{n}"));
             let join = NewJoin::of(2).group("import").metadata("by hand");
-            site.store.join(&JoinAct::Start { id: id.clone(), join }).await.unwrap();
+            server.store.join(&JoinAct::Start { id: id.clone(), join }).await.unwrap();
             joins.push(id);
         }
-        let steps =
-            [site.write(Event::new("step").json(&1)).await, site.write(Event::new("step").json(&2)).await];
+        let steps = [
+            server.write(Event::new("step").json(&1)).await,
+            server.write(Event::new("step").json(&2)).await,
+        ];
         let attach = JoinAct::Attach { join: joins[0].clone(), home: String::new(), steps: steps.to_vec() };
-        site.store.join(&attach).await.unwrap();
+        server.store.join(&attach).await.unwrap();
 
-        let first = site.read("/api/outbox/joins?limit=2&group=import&status=pending").await;
+        let first = server.read("/api/outbox/joins?limit=2&group=import&status=pending").await;
         assert_eq!(first["joins"].as_array().unwrap().len(), 2, "{first}");
         let next = first["next"].as_str().unwrap();
-        let rest = site.read(&format!("/api/outbox/joins?limit=2&after={next}")).await;
+        let rest = server.read(&format!("/api/outbox/joins?limit=2&after={next}")).await;
         assert_eq!((&rest["joins"][0]["id"], &rest["next"]), (&json!("join-2"), &Value::Null), "{rest}");
-        assert_eq!(site.get("/api/outbox/joins?after=x").await.status, 422);
+        assert_eq!(server.get("/api/outbox/joins?after=x").await.status, 422);
 
-        let one = site.read("/api/outbox/joins/join-0").await;
+        let one = server.read("/api/outbox/joins/join-0").await;
         assert_eq!(
             (&one["expected"], &one["attached"], &one["status"]),
             (&json!(2), &json!(2), &json!("PENDING")),
             "{one}"
         );
-        let page = site.read("/api/outbox/joins/join-0/steps?limit=1").await;
+        let page = server.read("/api/outbox/joins/join-0/steps?limit=1").await;
         let next = page["next"].as_str().unwrap();
-        let rest = site.read(&format!("/api/outbox/joins/join-0/steps?after={next}")).await;
+        let rest = server.read(&format!("/api/outbox/joins/join-0/steps?after={next}")).await;
         assert_eq!(
             (rest["steps"].as_array().unwrap().len(), &rest["steps"][0]["status"]),
             (1, &Value::Null),
             "{rest}"
         );
 
-        let cancelled = site.post("/api/outbox/joins/join-1/cancel", json!({})).await;
+        let cancelled = server.post("/api/outbox/joins/join-1/cancel", json!({})).await;
         assert_eq!((cancelled.status.as_u16(), &cancelled.json()["status"]), (200, &json!("CANCELLED")));
-        assert_eq!(site.post("/api/outbox/joins/join-1/cancel", json!({})).await.status, 409);
+        assert_eq!(server.post("/api/outbox/joins/join-1/cancel", json!({})).await.status, 409);
         assert_eq!(
-            site.read("/api/outbox/joins?status=cancelled").await["joins"].as_array().unwrap().len(),
+            server.read("/api/outbox/joins?status=cancelled").await["joins"].as_array().unwrap().len(),
             1
         );
     });
@@ -547,13 +562,13 @@ async fn joins_are_listed_shown_and_cancelled() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_databases_and_the_audit_are_listed() {
-    everywhere!(site, {
+    on_all_databases!(server, {
         let state =
             serde_json::from_value(json!({"mode": "ordered", "version": "0.1.0", "active": true})).unwrap();
-        site.store.announce(&"node-a".into(), &state).await.unwrap();
-        site.write(Event::new("order").json(&1)).await;
-        site.take(&Holder::Lease { owner: "node-a".into(), lease: Duration::from_secs(30) }).await;
-        let nodes = site.read("/api/outbox/nodes").await;
+        server.store.announce(&"node-a".into(), &state).await.unwrap();
+        server.write(Event::new("order").json(&1)).await;
+        server.take(&Holder::Lease { owner: "node-a".into(), lease: Duration::from_secs(30) }).await;
+        let nodes = server.read("/api/outbox/nodes").await;
         let node = &nodes["nodes"][0];
         assert_eq!(
             (&node["node"], &node["running"], &node["mode"]),
@@ -565,24 +580,24 @@ async fn nodes_databases_and_the_audit_are_listed() {
             (&json!("node-a"), &json!("events"), &json!(1))
         );
         let release = "/api/outbox/nodes/node-a/release";
-        let refused = site.post(release, json!({})).await;
+        let rejected = server.post(release, json!({})).await;
         assert_eq!(
-            (refused.status.as_u16(), refused.problem().as_str()),
+            (rejected.status.as_u16(), rejected.problem().as_str()),
             (409, "conflict"),
             "{}",
-            refused.text
+            rejected.text
         );
-        let released = site.post(release, json!({"running": true})).await;
+        let released = server.post(release, json!({"running": true})).await;
         assert_eq!(
             (released.status.as_u16(), released.json()),
             (200, json!({"events": 1, "leadership": false}))
         );
-        let released = site.post(release, json!({"running": true})).await;
+        let released = server.post(release, json!({"running": true})).await;
         assert_eq!(released.json(), json!({"events": 0, "leadership": false}));
-        assert_eq!(site.read("/api/outbox/nodes").await["leases"], json!([]));
-        assert_eq!(site.post("/api/outbox/nodes/unknown/release", json!({})).await.status, 404);
-        let audit = site.read("/api/outbox/audit").await;
-        let told: Vec<_> = audit["entries"]
+        assert_eq!(server.read("/api/outbox/nodes").await["leases"], json!([]));
+        assert_eq!(server.post("/api/outbox/nodes/unknown/release", json!({})).await.status, 404);
+        let audit = server.read("/api/outbox/audit").await;
+        let found: Vec<_> = audit["entries"]
             .as_array()
             .unwrap()
             .iter()
@@ -590,16 +605,16 @@ async fn nodes_databases_and_the_audit_are_listed() {
             .map(|entry| (entry["action"].clone(), entry["target"].clone(), entry["count"].clone()))
             .collect();
         let entry = |target: &str, count: Option<u64>| (json!("node.release"), json!(target), json!(count));
-        assert_eq!(told, [entry("node-a", Some(1)), entry("node-a", Some(0)), entry("unknown", None)]);
-        let databases = site.read("/api/outbox/databases").await;
+        assert_eq!(found, [entry("node-a", Some(1)), entry("node-a", Some(0)), entry("unknown", None)]);
+        let databases = server.read("/api/outbox/databases").await;
         assert_eq!(databases["databases"], json!([{"name": "main", "state": "open", "reason": null}]));
         for _ in 0..3 {
-            let id = site.write(Event::new("order").json(&1)).await;
-            site.post(&format!("/api/outbox/events/{id}/cancel"), json!({})).await;
+            let id = server.write(Event::new("order").json(&1)).await;
+            server.post(&format!("/api/outbox/events/{id}/cancel"), json!({})).await;
         }
-        let page = site.read("/api/outbox/audit?limit=2").await;
+        let page = server.read("/api/outbox/audit?limit=2").await;
         let next = page["next"].as_i64().unwrap();
-        let rest = site.read(&format!("/api/outbox/audit?before={next}")).await;
+        let rest = server.read(&format!("/api/outbox/audit?before={next}")).await;
         assert_eq!(
             (page["entries"].as_array().unwrap().len(), rest["entries"].as_array().unwrap().len()),
             (2, 4)
@@ -610,7 +625,7 @@ async fn nodes_databases_and_the_audit_are_listed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_that_fails_is_told_by_nodes_and_overview() {
-    everywhere!(site, {
+    on_all_databases!(server, {
         let failing = json!({"task": "take", "since": "2026-01-31T12:00:00Z", "error": "index is corrupt", "failures": 7});
         let passing =
             json!({"task": "purge", "since": "2026-01-31T12:00:00Z", "error": "away", "failures": 7});
@@ -622,8 +637,8 @@ async fn a_relay_that_fails_is_told_by_nodes_and_overview() {
             },
         });
         let state = serde_json::from_value(state).unwrap();
-        site.store.announce(&"node-a".into(), &state).await.unwrap();
-        let nodes = site.read("/api/outbox/nodes").await;
+        server.store.announce(&"node-a".into(), &state).await.unwrap();
+        let nodes = server.read("/api/outbox/nodes").await;
         let node = &nodes["nodes"][0];
         assert_eq!(node["last_take"], "2026-01-31T11:59:00Z", "{node}");
         assert_eq!(
@@ -633,29 +648,29 @@ async fn a_relay_that_fails_is_told_by_nodes_and_overview() {
         let problems: Vec<_> =
             node["errors"].as_array().unwrap().iter().map(|error| &error["problem"]).collect();
         assert_eq!(problems, [true, false], "{node}");
-        let told = json!([{
+        let found = json!([{
             "node": "node-a", "task": "take", "since": "2026-01-31T12:00:00Z", "error": "index is corrupt",
             "failures": 7, "problem": true,
         }]);
         assert_eq!(
-            site.read("/api/outbox/overview").await["failing"],
-            told,
-            "what keeps events, and only that"
+            server.read("/api/outbox/overview").await["failing"],
+            found,
+            "only errors that prevent deliveries"
         );
     });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn events_that_no_running_relay_routes_are_told_by_overview_and_explain() {
-    everywhere!(site, {
-        let known = site.write(Event::new("known").json(&1)).await;
-        let strange = site.write(Event::new("strange").json(&2)).await;
-        site.write(Event::new("strange").json(&3)).await;
+async fn events_that_no_running_relay_routes_are_in_overview_and_explain() {
+    on_all_databases!(server, {
+        let known = server.write(Event::new("known").json(&1)).await;
+        let strange = server.write(Event::new("strange").json(&2)).await;
+        server.write(Event::new("strange").json(&3)).await;
         let state = json!({
             "mode": "multi_node", "version": "0.1.0", "active": true, "routes": {"only": {"types": ["known"]}},
         });
-        site.store.announce(&"node-a".into(), &serde_json::from_value(state).unwrap()).await.unwrap();
-        let unrouted = site.read("/api/outbox/overview").await["unrouted"].clone();
+        server.store.announce(&"node-a".into(), &serde_json::from_value(state).unwrap()).await.unwrap();
+        let unrouted = server.read("/api/outbox/overview").await["unrouted"].clone();
         let types = &unrouted["types"];
         assert_eq!(
             (&types[0]["event_type"], &types[0]["count"]),
@@ -669,8 +684,8 @@ async fn events_that_no_running_relay_routes_are_told_by_overview_and_explain() 
             "{unrouted}"
         );
         for (id, reason) in [(&strange, "unrouted"), (&known, "waiting")] {
-            let told = site.read(&format!("/api/outbox/events/{id}/explain")).await;
-            assert_eq!(told["reason"], reason, "{told}");
+            let found = server.read(&format!("/api/outbox/events/{id}/explain")).await;
+            assert_eq!(found["reason"], reason, "{found}");
         }
     });
 }

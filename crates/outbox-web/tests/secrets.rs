@@ -1,13 +1,14 @@
-//! Payloads, tokens and passwords show up nowhere: not in log lines at their loudest, not in errors, not in metrics.
+//! Payloads, tokens and passwords appear nowhere: not in log lines of any level, not in errors, not
+//! in metrics.
 
-mod site;
+mod common;
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
+use common::{ADMIN, OPERATE, READ, TestServer};
 use outbox::Event;
 use serde_json::{Value, json};
-use site::{ADMIN, OPERATE, READ, Site};
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
@@ -29,14 +30,14 @@ const GUESSED: &str = "canary-guessed-token";
 #[tokio::test]
 async fn canaries_are_found_in_no_log_line_and_no_error() {
     let log = Log::default();
-    let theirs = log.clone();
+    let writer = log.clone();
     tracing_subscriber::fmt()
         .with_max_level(tracing_subscriber::filter::LevelFilter::TRACE)
-        .with_writer(move || theirs.clone())
+        .with_writer(move || writer.clone())
         .init();
-    let site = Site::start().await;
-    let id = site.dead(Event::new("order").json(&json!({"card": PAYLOAD})), "no").await;
-    let mut told = String::new();
+    let server = TestServer::start().await;
+    let id = server.dead(Event::new("order").json(&json!({"card": PAYLOAD})), "no").await;
+    let mut responses = String::new();
     let payload = format!("/api/outbox/events/{id}/payload");
     let requests: [(&str, &str, Option<&str>, Option<Value>); 12] = [
         ("GET", "/api/outbox/whoami", Some(GUESSED), None),
@@ -53,29 +54,29 @@ async fn canaries_are_found_in_no_log_line_and_no_error() {
         ("GET", "/api/outbox/audit", Some(READ), None),
     ];
     for (method, path, token, body) in requests {
-        let mut request = site.request(method, path);
+        let mut request = server.request(method, path);
         if let Some(token) = token {
             request = request.bearer_auth(token);
         }
         if let Some(body) = body {
             request = request.json(&body);
         }
-        let answer = site.send(request).await;
-        told.push_str(&format!("{} {:?} {}\n", answer.status, answer.headers, answer.text));
+        let response = server.send(request).await;
+        responses.push_str(&format!("{} {:?} {}\n", response.status, response.headers, response.text));
     }
-    // Only whoever may sees it, and where it was asked for.
-    assert!(site.read(&payload).await["text"].as_str().unwrap().contains(EDITED));
-    told.push_str(&format!("{:?} {:?}", site.web, site.store));
+    // Only a caller with the role sees the payload, and only on its own route.
+    assert!(server.read(&payload).await["text"].as_str().unwrap().contains(EDITED));
+    responses.push_str(&format!("{:?} {:?}", server.web, server.store));
 
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-    assert!(log.contains("signed in") && log.contains("operator change"), "the log was caught:\n{log}");
-    // What the HTTP client of this test says of its own connections is not said by the server.
+    assert!(log.contains("signed in") && log.contains("operator change"), "the log was captured:\n{log}");
+    // Log lines of this test's HTTP client about its own connections are not the server's.
     let log: String = log
         .lines()
         .filter(|line| !line.contains("reqwest") && !line.contains("hyper_util::client"))
         .collect();
     for canary in [PAYLOAD, EDITED, GUESSED, READ, OPERATE, ADMIN] {
         assert!(!log.contains(canary), "{canary} is in the log");
-        assert!(!told.contains(canary), "{canary} is in an answer:\n{told}");
+        assert!(!responses.contains(canary), "{canary} is in a response:\n{responses}");
     }
 }

@@ -1,49 +1,49 @@
-// The REST API: one function a verb, problems as errors that say what happened.
+// Client of the REST API: one function per method; problems become errors.
 
 import { sentence } from "./format.js";
 
-/** What is not about one database. */
+/** Resources that do not depend on a database. */
 const EVERYWHERE = ["whoami", "session", "databases"];
 
 const BASE = new URL("api/outbox/", document.baseURI);
 
-/** Where links to the API's own pages go. */
+/** URL of the API documentation. */
 export const DOCS = new URL("api/docs", document.baseURI).href;
 
 let csrf = null;
 let database = null;
 let signedOut = () => {};
 
-/** What the API answered when it did not do what it was asked. */
+/** Error response of the API. */
 export class Problem extends Error {
   constructor(status, body) {
-    super(sentences(body?.detail || body?.title || `the server answered ${status}`, body?.advice));
+    super(sentences(body?.detail || body?.title || `the server returned status ${status}`, body?.advice));
     this.status = status;
-    this.title = body?.title || "That did not work";
+    this.title = body?.title || "Request failed";
   }
 }
 
-/** What happened, and what to do about it. */
+/** Joins detail and advice. */
 function sentences(detail, advice) {
   return [sentence(detail), advice].filter(Boolean).join(" ");
 }
 
-/** Which database all questions are about; null where there is one. */
+/** Sets the database of all requests; null if there is only one. */
 export function useDatabase(name) {
   database = name;
 }
 
-/** What to send along with changes, so that no other page can make them with this one's cookie. */
+/** Sets the CSRF token that is sent with changes. */
 export function useCsrf(token) {
   csrf = token ?? csrf;
 }
 
-/** Called when the server no longer knows who asks. */
+/** Sets the callback for responses with 401. */
 export function onSignedOut(callback) {
   signedOut = callback;
 }
 
-/** The address of a resource, with what is asked of it. */
+/** URL of a resource, with its query. */
 export function address(path, query = {}) {
   const url = new URL(path, BASE);
   const where = EVERYWHERE.includes(path) ? {} : { database };
@@ -53,15 +53,15 @@ export function address(path, query = {}) {
   return url;
 }
 
-/** A part of a path that may hold anything. */
+/** Encodes a path segment. */
 export const part = encodeURIComponent;
 
-export const get = (path, query, signal) => ask("GET", path, { query, signal });
-export const post = (path, body = {}, query) => ask("POST", path, { body, query });
-export const put = (path, body, query) => ask("PUT", path, { body, query });
-export const del = path => ask("DELETE", path, {});
+export const get = (path, query, signal) => request("GET", path, { query, signal });
+export const post = (path, body = {}, query) => request("POST", path, { body, query });
+export const put = (path, body, query) => request("PUT", path, { body, query });
+export const del = path => request("DELETE", path, {});
 
-async function ask(method, path, { query, body, signal }) {
+async function request(method, path, { query, body, signal }) {
   const headers = { accept: "application/json" };
   if (body !== undefined) headers["content-type"] = "application/json";
   if (method !== "GET" && csrf) headers["x-csrf-token"] = csrf;
@@ -73,7 +73,7 @@ async function ask(method, path, { query, body, signal }) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem(0, { title: "No connection", detail: "The server does not answer. Is the relay running?" });
+    throw new Problem(0, { title: "No connection", detail: "The server does not respond. Check that the relay is running." });
   }
   const text = await answer.text();
   const read = parse(text);

@@ -1,4 +1,4 @@
-// Starts: who is there, which database, which view.
+// Entry point: session, database, and the current view.
 
 import { get, onSignedOut, useCsrf, useDatabase } from "./api.js";
 import { fill, h } from "./dom.js";
@@ -22,7 +22,10 @@ import { nodes } from "./views/nodes.js";
 import { overview } from "./views/overview.js";
 import { publishers } from "./views/publishers.js";
 
-/** A view gets `{ main, path, query, signal }`, fills `main`, and stops what it began when the signal is aborted. */
+/**
+ * A view gets `{ main, path, query, signal }`, fills `main`, and stops its timers and requests when
+ * the signal is aborted.
+ */
 const VIEWS = { overview, events, dead, keys, publishers, joins, databases, nodes, audit };
 const DETAILS = { events: event, joins: join };
 const TITLES = { overview: "Overview", events: "Events", dead: "Dead letters", keys: "Blocked keys", publishers: "Publishers",
@@ -41,7 +44,7 @@ onSignedOut(() => signIn());
 addEventListener("hashchange", () => (frame ? move() : start()));
 start();
 
-/** Finds out who is there. A token in the address is taken out of it before anything else happens. */
+/** Determines the current session. A token in the URL is removed from it first. */
 async function start() {
   const given = /^#token=(.+)$/.exec(location.hash);
   if (given) {
@@ -56,7 +59,7 @@ async function start() {
   }
 }
 
-/** Shows where a token is asked for. */
+/** Shows the sign-in form. */
 function signIn(token) {
   leave();
   login(app, { token, done: open });
@@ -69,7 +72,7 @@ function leave() {
   frame = null;
 }
 
-/** Builds the frame for the one who is there. */
+/** Builds the page around the views for a session. */
 function open(me) {
   leave();
   session = new AbortController();
@@ -91,14 +94,14 @@ function open(me) {
   show();
 }
 
-/** Another address: another view, or another database and so everything anew. */
+/** Handles a change of the URL: shows another view, or rebuilds the page for another database. */
 function move() {
   const wanted = current().query.database;
   if (at.database && wanted !== at.database && at.names.includes(wanted)) open(at.me);
   else show();
 }
 
-/** Shows the view of the address. */
+/** Shows the view of the URL. */
 function show() {
   const { path, query } = current();
   const [name, id] = path;
@@ -113,5 +116,5 @@ function show() {
   fill(frame.main, page);
   if (moved) scrollTo(0, 0);
   if (view) view({ main: page, path, query, signal: visit.signal });
-  else fill(page, empty("There is no such page.", "Choose another on the left."));
+  else fill(page, empty("Page not found.", "Choose a view on the left."));
 }

@@ -1,14 +1,15 @@
-// Lines over time, in SVG. The colours come from style sheets; dashes and the legend tell lines apart without them.
+// Line charts in SVG. Colours come from style sheets; dashes and the legend distinguish lines
+// without colour.
 
-import { fill, h, s, say } from "./dom.js";
+import { fill, h, s, setText } from "./dom.js";
 import { now } from "./clock.js";
 
 const SIZE = { left: 54, right: 8, top: 10, bottom: 22 };
 
 /**
- * `series`: `{ key, name, kind, area, bars }`, `kind` being a class such as `delivered`. `format` shows a value.
- * `times`: values are milliseconds.
- * Points are `{ at: ms, [key]: value }`, oldest first; a value that is not there is a gap.
+ * `series`: `{ key, name, kind, area, bars }`, where `kind` is a class such as `delivered`.
+ * `format` formats a value. `times`: values are milliseconds. Points are `{ at: ms, [key]: value
+ * }`, oldest first; a missing value is a gap.
  */
 export function chart({ title, series, format, height = 190, floor = 1, times = false }) {
   const svg = s("svg", { role: "img", "aria-label": title, height, class: "plot" });
@@ -29,7 +30,7 @@ export function chart({ title, series, format, height = 190, floor = 1, times = 
   function draw(points, window) {
     data = { points, window };
     const last = points.at(-1);
-    for (const key of keys) say(key.value, last && last[key.key] !== undefined ? format(last[key.key]) : "–");
+    for (const key of keys) setText(key.value, last && last[key.key] !== undefined ? format(last[key.key]) : "–");
     render();
   }
 
@@ -108,11 +109,11 @@ function scales(width, height, end, { points, window }, { series, floor, times }
   };
 }
 
-/** Steps that are round as times, in milliseconds. */
+/** Steps for time axes, in milliseconds. */
 const TIMES = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 30_000, 60_000, 120_000, 300_000, 600_000, 1_800_000,
   3_600_000, 7_200_000, 21_600_000, 86_400_000];
 
-/** Between two and four lines, at round numbers. */
+/** Step for two to four grid lines, at round numbers. */
 function niceStep(top, times) {
   const time = times && TIMES.find(step => step * 4 >= top);
   if (time) return time;
@@ -130,8 +131,8 @@ function grid(scale, format) {
     parts.push(s("text", { class: "tick", x: SIZE.left - 8, y: y + 4, "text-anchor": "end" }, format(value)));
   }
   const minutes = (scale.end - scale.start) / 60_000;
-  const room = Math.min(Math.max(Math.floor((scale.width - SIZE.left) / 80), 2), 6);
-  const every = [0.5, 1, 3, 5].find(step => minutes / step <= room) ?? minutes;
+  const maxLabels = Math.min(Math.max(Math.floor((scale.width - SIZE.left) / 80), 2), 6);
+  const every = [0.5, 1, 3, 5].find(step => minutes / step <= maxLabels) ?? minutes;
   for (let back = 0; back <= minutes; back += every) {
     const x = scale.x(scale.end - back * 60_000);
     const anchor = back === 0 ? "end" : x < SIZE.left + 14 ? "start" : "middle";
@@ -141,7 +142,7 @@ function grid(scale, format) {
   return parts;
 }
 
-/** Few and far between: a bar for each, high enough to be seen. */
+/** Draws rare values as bars, with a minimum height. */
 function bars({ key, kind }, points, scale) {
   const bottom = scale.y(0);
   return points.filter(point => point.at >= scale.start && point[key] > 0).map(point => {
@@ -184,7 +185,7 @@ function nearest(points, at) {
   return best;
 }
 
-/** A line without axes, for a table's cell. */
+/** A line without axes, for a table cell. */
 export function spark(values, label) {
   const [width, height] = [96, 22];
   const known = values.filter(value => value !== undefined && value !== null);

@@ -1,17 +1,18 @@
-// The server's time: a browser's clock may be wrong by minutes, and "3 s ago" must not be.
+// The server's time. The browser's clock may be wrong by minutes, which would distort relative
+// times.
 
-let ahead = 0;
+let skew = 0;
 
-/** Takes note of the time that the server gave just now. */
-export function heard(at) {
+/** Updates the skew from a timestamp that the server has just sent. */
+export function syncClock(at) {
   const time = new Date(at).getTime();
   if (!Number.isFinite(time)) return;
-  const skew = time - Date.now();
-  // The way here takes time too: what is within two seconds is no skew.
-  ahead = Math.abs(skew) > 2_000 ? skew : 0;
+  const difference = time - Date.now();
+  // Differences up to two seconds may be latency, and are ignored.
+  skew = Math.abs(difference) > 2_000 ? difference : 0;
 }
 
-/** Now, in milliseconds, by the server's clock. */
+/** Current time of the server, in milliseconds. */
 export function now() {
-  return Date.now() + ahead;
+  return Date.now() + skew;
 }

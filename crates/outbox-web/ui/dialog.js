@@ -1,12 +1,13 @@
-// Questions before something is changed. Native dialogs: Esc closes, focus stays inside and goes back after.
+// Dialogs. Native dialog elements: Esc closes, and focus is trapped and restored.
 
-import { h, say } from "./dom.js";
+import { h, setText } from "./dom.js";
 
 /**
- * Asks. Resolves to false if the answer is no, else to what `read` returns (true without it).
- * `word`: has to be typed first. `fields`: what else to show; `read` may throw to say what is wrong with it.
+ * Asks for confirmation. Resolves to false if cancelled, else to the result of `read` (true by
+ * default). `word` has to be typed to confirm. `fields`: further content; `read` may throw an error
+ * to show.
  */
-export function ask({ title, body = [], fields = [], confirm, danger = false, word, read = () => true, wide = false }) {
+export function confirmDialog({ title, body = [], fields = [], confirm, danger = false, word, read = () => true, wide = false }) {
   return new Promise(resolve => {
     const problem = h("p.field-error", { role: "alert" });
     const typed = word && h("input", { type: "text", autocomplete: "off", spellcheck: "false", id: "ask-word" });
@@ -31,7 +32,7 @@ export function ask({ title, body = [], fields = [], confirm, danger = false, wo
       try {
         answer = read();
       } catch (error) {
-        say(problem, error.message);
+        setText(problem, error.message);
         return;
       }
       close(answer);
@@ -50,7 +51,7 @@ export function ask({ title, body = [], fields = [], confirm, danger = false, wo
   });
 }
 
-/** Shows something to read. */
+/** Shows content to read. */
 export function show(title, ...content) {
   const close = h("button.button.primary", { type: "submit" }, "Close");
   const dialog = h("dialog", { "aria-labelledby": "show-title", onclose: () => dialog.remove() },

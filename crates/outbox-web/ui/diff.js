@@ -1,4 +1,4 @@
-// What changed from one text to the next, word by word.
+// Word-by-word difference of two texts.
 
 import { h } from "./dom.js";
 
@@ -30,7 +30,7 @@ function words(text) {
   return text.match(/[\p{L}\p{N}_]+|\s+|[^\p{L}\p{N}_\s]/gu) ?? [];
 }
 
-/** `[i][j]`: the longest common subsequence of what is from i and from j on. */
+/** `[i][j]`: length of the longest common subsequence of `a[i..]` and `b[j..]`. */
 function lengths(a, b) {
   const table = Array.from({ length: a.length + 1 }, () => new Uint16Array(b.length + 1));
   for (let i = a.length - 1; i >= 0; i--) {
@@ -41,7 +41,7 @@ function lengths(a, b) {
   return table;
 }
 
-/** An error as it differs from the one before: what stayed is dimmed. */
+/** An error with its difference from the previous error: common text is dimmed. */
 export function errorDiff(before, error) {
   if (!before || before === error) return h("pre.error-text", { class: before ? "same" : "" }, before ? "Same error as before." : error);
   const elements = { same: text => h("span.same", null, text), gone: text => h("del", null, text), new: text => h("ins", null, text) };

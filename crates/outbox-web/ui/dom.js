@@ -1,4 +1,5 @@
-// Makes elements. Text only ever becomes a text node: whatever an event, an error or a name holds, it is shown and never parsed.
+// Creates elements. Text always becomes a text node: contents of events, errors and names are never
+// parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -7,7 +8,7 @@ export function h(tag, props, ...children) {
   return make(name => document.createElement(name), tag, props, children);
 }
 
-/** The same in SVG. */
+/** The same for SVG elements. */
 export function s(tag, props, ...children) {
   return make(name => document.createElementNS(SVG, name), tag, props, children);
 }
@@ -30,15 +31,19 @@ function set(el, key, value) {
   else el.setAttribute(key, value === true ? "" : String(value));
 }
 
-// Controls (but for tabs and line feeds), line and paragraph separators, and marks that turn the direction of the text around them.
+// Control characters (except tab and line feed), line and paragraph separators, and marks that
+// change text direction.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
 
-/** A text with what cannot be seen, or makes other text look different, as `\u{202e}` and the like: writers choose ids and types. */
+/**
+ * Text with invisible and direction-changing characters escaped as `\u{202e}`: writers choose ids
+ * and types.
+ */
 export function visible(text) {
   return String(text).replace(UNSEEN, c => `\\u{${c.charCodeAt(0).toString(16)}}`);
 }
 
-/** What can be a child: nodes and texts, in lists of lists; nothing stands for nothing. */
+/** Flattens children to nodes and texts. Empty values are left out. */
 export function flat(children) {
   return children
     .flat(Infinity)
@@ -46,7 +51,7 @@ export function flat(children) {
     .map(child => (child instanceof Node ? child : visible(child)));
 }
 
-/** Puts these in, instead of what was there. */
+/** Replaces the children of an element. */
 export function fill(el, ...children) {
   el.replaceChildren(...flat(children));
   return el;
@@ -54,7 +59,7 @@ export function fill(el, ...children) {
 
 const filled = new WeakMap();
 
-/** The same, if what it is made of differs from the last time: a button stays under the pointer, what is unfolded stays so. */
+/** Replaces the children only if `data` has changed, so that buttons and unfolded parts stay. */
 export function patch(el, data, make) {
   const text = JSON.stringify(data);
   if (filled.get(el) === text) return;
@@ -62,8 +67,10 @@ export function patch(el, data, make) {
   fill(el, make());
 }
 
-/** A list whose elements stay: `make(item)` gives `{ el, update(item) }`, once for each key. */
-export function keyed(place, key, make) {
+/**
+ * A list that keeps its elements: `make(item)` returns `{ el, update(item) }`, called once per key.
+ */
+export function keyed(container, key, make) {
   const known = new Map();
   return items => {
     const now = new Set(items.map(key));
@@ -77,13 +84,16 @@ export function keyed(place, key, make) {
       if (!known.has(id)) known.set(id, make(item));
       const { el, update } = known.get(id);
       update(item);
-      if (place.children[i] !== el) place.insertBefore(el, place.children[i] ?? null);
+      if (container.children[i] !== el) container.insertBefore(el, container.children[i] ?? null);
     });
   };
 }
 
-/** Sets a text, and touches nothing if it is there already: a selection or a screen reader stays where it is. */
-export function say(el, text) {
+/**
+ * Sets the text of an element if it differs, so that selections and screen readers are not
+ * disturbed.
+ */
+export function setText(el, text) {
   const next = visible(text);
   if (el.textContent !== next) el.textContent = next;
 }

@@ -1,4 +1,4 @@
-// Numbers, times and sizes as people read them.
+// Formats numbers, times and sizes.
 
 import { h } from "./dom.js";
 import { now } from "./clock.js";
@@ -6,31 +6,31 @@ import { now } from "./clock.js";
 const whole = new Intl.NumberFormat("en-US");
 const absolute = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 
-/** `12,345`; a dash for what is not known. */
+/** `12,345`; a dash for an unknown value. */
 export function number(n) {
   return n === undefined || n === null ? "–" : whole.format(n);
 }
 
-/** A count that may have stopped: `10,000+`. */
+/** A bounded count: `10,000+`. */
 export function counted(c) {
   if (c === undefined || c === null) return "–";
   if (typeof c === "number") return number(c);
   return number(c.count) + (c.more ? "+" : "");
 }
 
-/** The same where there is little room: `1.2k`, `10k+`. */
+/** A bounded count in short form: `1.2k`, `10k+`. */
 export function brief(c) {
   if (c.count < 1_000) return counted(c);
   return `${Number((c.count / 1_000).toFixed(c.count < 10_000 ? 1 : 0))}k${c.more ? "+" : ""}`;
 }
 
-/** `1 event`, `2 events`; also of a count that stopped. */
+/** `1 event`, `2 events`; also for a bounded count. */
 export function things(c, one, many = `${one}s`) {
   const single = c === 1 || (c?.count === 1 && !c.more);
   return `${counted(c)} ${single ? one : many}`;
 }
 
-/** Events a second: few digits, and none of them idle. */
+/** Events per second, with few digits. */
 export function rate(perSecond) {
   if (perSecond === undefined || perSecond === null) return "–";
   if (perSecond === 0) return "0";
@@ -38,7 +38,7 @@ export function rate(perSecond) {
   return perSecond < 9.95 ? perSecond.toFixed(1) : whole.format(Math.round(perSecond));
 }
 
-/** A length of time, from milliseconds, in the unit that says enough. */
+/** A duration in milliseconds, in a suitable unit. */
 export function span(ms) {
   if (ms === undefined || ms === null) return "–";
   if (ms < 10) return `${Number(ms.toFixed(1))} ms`;
@@ -51,26 +51,26 @@ export function span(ms) {
   return `${whole.format(Math.round(seconds / 86_400))} days`;
 }
 
-/** How long ago, or how soon. */
+/** Time relative to now. */
 function relative(at) {
   const past = now() - new Date(at).getTime();
   if (Math.abs(past) < 1_500) return "just now";
   return past > 0 ? `${span(past)} ago` : `in ${span(-past)}`;
 }
 
-/** A time in full, as the reader's clock shows it, and in UTC. */
+/** The full time, in the local time zone and in UTC. */
 function exact(at) {
   const date = new Date(at);
   return `${absolute.format(date)} (${date.toISOString()})`;
 }
 
-/** A time: relative, kept up to date by `keepTimes`; in full in its title. */
+/** A relative time, updated by `keepTimes`; the full time is in its title. */
 export function when(at) {
   if (!at) return "–";
   return h("time", { datetime: at, title: exact(at), "data-relative": true }, relative(at));
 }
 
-/** Keeps relative times true. */
+/** Updates relative times every second. */
 export function keepTimes() {
   setInterval(() => {
     if (document.hidden) return;
@@ -89,19 +89,19 @@ export function bytes(n) {
   return `${(n / 1_000_000).toFixed(1)} MB`;
 }
 
-/** The first line, cut to this length. */
+/** The first line, shortened to this length. */
 export function short(text, most = 120) {
   if (!text) return "";
   const [line, ...rest] = text.split("\n");
   return line.length > most || rest.length ? `${line.slice(0, most - 1)}…` : line;
 }
 
-/** A sentence begins with a capital. */
+/** Capitalizes a text and ends it with a full stop. */
 export function sentence(text) {
   return text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
 }
 
-/** `order 42`, without the name that stands for no aggregate. */
+/** `order 42`; leaves out the placeholder for events without an aggregate. */
 export function aggregate(event) {
   const type = event.aggregate_type === "__GLOBAL__" ? null : event.aggregate_type;
   return [type, event.aggregate_id].filter(Boolean).join(" ") || "–";
@@ -113,7 +113,7 @@ const TASKS = {
   takeover: "release leases of vanished relays", purge: "purge old rows",
 };
 
-/** What a relay does not do while this task of it fails. */
+/** Description of a relay's task, for errors. */
 export function task(name) {
   return TASKS[name] ?? `run ${name}`;
 }

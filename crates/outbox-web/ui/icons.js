@@ -1,4 +1,4 @@
-// The few pictures that there are, drawn with lines in the colour of the text.
+// Icons, drawn in the text colour.
 
 import { s } from "./dom.js";
 
@@ -19,12 +19,12 @@ const PATHS = {
   out: "M14 4h5v16h-5M4 12h10m0 0-4-4m4 4-4 4",
 };
 
-/** A picture; what it means stands next to it or in a label. */
+/** An icon; its meaning is in an adjacent text or label. */
 export function icon(name) {
   return s("svg", { class: "icon-svg", viewBox: "0 0 24 24", width: 18, height: 18, "aria-hidden": "true" }, s("path", { d: PATHS[name] }));
 }
 
-/** outbox's own. */
+/** The logo. */
 export function mark() {
   return s("svg", { class: "mark", viewBox: "0 0 32 32", width: 26, height: 26, "aria-hidden": "true" },
     s("rect", { width: 32, height: 32, rx: 8 }),

@@ -1,22 +1,22 @@
-// JSON laid out for reading, token by token: numbers stay as they were written, however long.
+// Formats JSON token by token: numbers keep all their digits.
 
 import { h } from "./dom.js";
 
 const TOKEN = /"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*|true|false|null|[{}[\],:]/g;
 const COLOURED = 200_000;
 
-/** The same JSON, indented. Whatever is no JSON is returned as it is. */
+/** Indented JSON. Other text is returned unchanged. */
 export function pretty(text) {
   if (!isJson(text)) return text;
   return layout(text).map(({ text: part }) => part).join("");
 }
 
-/** The same JSON without what only lays it out. */
+/** JSON without whitespace between tokens. */
 export function compact(text) {
   return isJson(text) ? (text.match(TOKEN) ?? []).join("") : text;
 }
 
-/** Whether it can be read as JSON. */
+/** Whether a text is valid JSON. */
 export function isJson(text) {
   try {
     JSON.parse(text);
@@ -26,7 +26,7 @@ export function isJson(text) {
   }
 }
 
-/** The same as an element, with names, texts and numbers told apart. */
+/** Indented JSON as an element, with highlighted names, texts and numbers. */
 export function jsonView(text) {
   if (text.length > COLOURED || !isJson(text)) return h("pre.payload", { tabindex: "0" }, pretty(text));
   return h("pre.payload", { tabindex: "0" }, layout(text).map(({ kind, text: part }) => (kind ? h("span", { class: kind }, part) : part)));

@@ -1,10 +1,11 @@
-// Keys: `/` filter, `g` then a letter to go, `j` and `k` in tables, `r` to load again, `?` for the list of them.
+// Keyboard shortcuts: `/` filter, `g` and a letter for a view, `j` and `k` for rows, `r` reload,
+// `?` help.
 
 import { h } from "./dom.js";
 import { show } from "./dialog.js";
 import { again, go } from "./route.js";
 
-const PLACES = {
+const VIEWS = {
   o: ["overview", "Overview"],
   e: ["events", "Events"],
   d: ["dead", "Dead letters"],
@@ -18,7 +19,7 @@ const PLACES = {
 
 let pressedG = -Infinity;
 
-/** Listens for keys, as long as the page is there. */
+/** Handles shortcuts for the lifetime of the page. */
 export function listen() {
   document.addEventListener("keydown", event => {
     if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
@@ -31,10 +32,10 @@ export function listen() {
 }
 
 function press(key) {
-  const place = performance.now() - pressedG < 1_500 && PLACES[key];
+  const view = performance.now() - pressedG < 1_500 && VIEWS[key];
   pressedG = -Infinity;
-  if (place) {
-    go(place[0]);
+  if (view) {
+    go(view[0]);
     return true;
   }
   switch (key) {
@@ -55,7 +56,7 @@ function focus(el) {
   return Boolean(el);
 }
 
-/** To the row after or before the one with the focus; to the first if there is none. */
+/** Moves the focus to the next or previous row; to the first or last row if no row has it. */
 function move(step) {
   const rows = [...document.querySelectorAll("tr[data-row]")].filter(row => row.offsetParent);
   if (!rows.length) return false;
@@ -65,12 +66,12 @@ function move(step) {
   return focus(next.querySelector("a"));
 }
 
-/** Shows the keys. */
+/** Shows the shortcuts. */
 export function help() {
   const line = (keys, text) => [h("dt", null, keys.map((key, i) => [i > 0 && " ", h("kbd", null, key)])), h("dd", null, text)];
-  show("Keys", h("dl.keys", null,
-    line(["/"], "Go to the filter"),
+  show("Keyboard shortcuts", h("dl.keys", null,
+    line(["/"], "Focus the filter"),
     line(["j"], "Next row"), line(["k"], "Previous row"), line(["Enter"], "Open the row"),
-    Object.entries(PLACES).map(([key, [, name]]) => line(["g", key], name)),
-    line(["r"], "Load again"), line(["?"], "This list"), line(["Esc"], "Close")));
+    Object.entries(VIEWS).map(([key, [, name]]) => line(["g", key], name)),
+    line(["r"], "Reload"), line(["?"], "This list"), line(["Esc"], "Close")));
 }

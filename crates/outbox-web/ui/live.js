@@ -1,29 +1,29 @@
-// What happens right now, by server-sent events: the last quarter of an hour, and who wants to hear of it.
+// Live samples by server-sent events: keeps the last 15 minutes, and notifies listeners.
 
 import { address, get } from "./api.js";
-import { heard } from "./clock.js";
+import { syncClock } from "./clock.js";
 
 const KEPT_MS = 15 * 60_000;
-const SILENT_MS = 12_000;
-const UNSEEN_MS = 60_000;
+const TIMEOUT_MS = 12_000;
+const HIDDEN_MS = 60_000;
 
 let source = null;
-let lastWord = 0;
+let lastMessageAt = 0;
 let retry = 0;
-let unseen = 0;
+let hiddenTimer = 0;
 let state = "off";
 let points = [];
 let latest = null;
 const listeners = new Set();
 
-/** Hears of every message until the signal is aborted: `fn({ points, latest, state })`. Called once at once. */
+/** Calls `fn({ points, latest, state })` now and on every message, until the signal is aborted. */
 export function onLive(signal, fn) {
   listeners.add(fn);
   signal.addEventListener("abort", () => listeners.delete(fn));
   fn({ points, latest, state });
 }
 
-/** Connects, forgetting what was heard of another database. */
+/** Connects, and discards the samples of another database. */
 export function connect() {
   disconnect();
   points = [];
@@ -31,15 +31,15 @@ export function connect() {
   open();
 }
 
-/** Ends it: signed out. */
+/** Disconnects, on sign-out. */
 export function disconnect() {
   if (source instanceof EventSource) source.close();
   source = null;
   clearTimeout(retry);
-  turn("off");
+  setState("off");
 }
 
-/** Tries at once instead of waiting for the next time. */
+/** Reconnects at once instead of waiting for the next retry. */
 export function reconnect() {
   if (source instanceof EventSource) source.close();
   open();
@@ -47,35 +47,35 @@ export function reconnect() {
 
 function open() {
   clearTimeout(retry);
-  lastWord = Date.now();
-  turn(state === "lost" ? "lost" : "connecting");
+  lastMessageAt = Date.now();
+  setState(state === "lost" ? "lost" : "connecting");
   const stream = new EventSource(address("live"));
   source = stream;
   stream.addEventListener("history", event => receive(() => { points = JSON.parse(event.data).map(point); }));
   stream.addEventListener("tick", event => receive(() => add(JSON.parse(event.data))));
   stream.onerror = () => {
     if (source !== stream) return;
-    turn("lost");
-    // A browser gives up on an answer that is no stream: a relay that restarts, a proxy that says 502.
-    if (stream.readyState === EventSource.CLOSED) later();
+    setState("lost");
+    // A browser does not reconnect after a response that is not a stream, such as a 502 of a proxy.
+    if (stream.readyState === EventSource.CLOSED) retryLater();
   };
 }
 
-/** In a moment, if the server still knows who asks: a stream cannot say that it does not. */
-function later() {
+/** Retries in 3 s, unless the session has ended: a stream cannot report a 401. */
+function retryLater() {
   clearTimeout(retry);
-  retry = setTimeout(() => get("whoami").then(open, error => { if (error.status !== 401) later(); }), 3_000);
+  retry = setTimeout(() => get("whoami").then(open, error => { if (error.status !== 401) retryLater(); }), 3_000);
 }
 
-function receive(take) {
-  lastWord = Date.now();
-  take();
+function receive(apply) {
+  lastMessageAt = Date.now();
+  apply();
   state = "live";
-  tell();
+  notify();
 }
 
 function add(message) {
-  heard(message.at);
+  syncClock(message.at);
   latest = message;
   points.push(point(message));
   const oldest = points.at(-1).at - KEPT_MS;
@@ -87,35 +87,35 @@ function point(message) {
   return { at: new Date(at).getTime(), written, delivered, retried, dead, p50, p95, p99, oldest, publishers };
 }
 
-function turn(next) {
+function setState(next) {
   if (state === next) return;
   state = next;
-  tell();
+  notify();
 }
 
-function tell() {
+function notify() {
   for (const fn of [...listeners]) fn({ points, latest, state });
 }
 
-// A connection that says nothing is as good as none: a sleeping laptop or a proxy does not end it.
+// A connection without messages counts as lost: suspend or a proxy may leave it open.
 setInterval(() => {
-  if (source instanceof EventSource && state === "live" && Date.now() - lastWord > SILENT_MS) {
-    turn("lost");
+  if (source instanceof EventSource && state === "live" && Date.now() - lastMessageAt > TIMEOUT_MS) {
+    setState("lost");
     reconnect();
   }
 }, 2_000);
 
-// A page that nobody looks at lets go of its connection after a minute.
+// A hidden page closes its connection after a minute.
 document.addEventListener("visibilitychange", () => {
-  clearTimeout(unseen);
+  clearTimeout(hiddenTimer);
   if (document.hidden) {
-    unseen = setTimeout(() => {
+    hiddenTimer = setTimeout(() => {
       if (source instanceof EventSource) {
         source.close();
-        source = "resting";
+        source = "suspended";
       }
-    }, UNSEEN_MS);
-  } else if (source === "resting") {
+    }, HIDDEN_MS);
+  } else if (source === "suspended") {
     open();
   }
 });

@@ -1,15 +1,19 @@
-// A list of events that grows page by page. Where few match, a page may come back short: then it searches on until told to stop.
+// A list of events that loads page by page. If few events match, a page may be short: the search
+// then continues until it is stopped.
 
-import { fill, h, say } from "./dom.js";
+import { fill, h, setText } from "./dom.js";
 import { number, things } from "./format.js";
 import { load } from "./state.js";
 import { attempt } from "./toast.js";
 
-/** How many events a page has. */
+/** Number of events per page. */
 export const PAGE = 50;
 
-/** `fetch(cursor)` gives `{ events, next }`; `nothing()` is shown if there is none; `changed(rows)` hears of all of them. */
-export function pager({ place, list, fetch, nothing, changed = () => {} }) {
+/**
+ * `fetch(cursor)` returns `{ events, next }`; `nothing()` is shown for an empty list;
+ * `changed(rows)` is called with all rows.
+ */
+export function pager({ container, list, fetch, nothing, changed = () => {} }) {
   const note = h("p.muted", { role: "status" });
   const button = h("button.button", { type: "button", onclick: () => (going ? stop() : more()) });
   const foot = h("div.list-foot", null, note, button);
@@ -30,18 +34,18 @@ export function pager({ place, list, fetch, nothing, changed = () => {} }) {
   }
 
   function show() {
-    if (!rows.length && !next) return fill(place, nothing());
-    if (!foot.isConnected) fill(place, list.el, foot);
+    if (!rows.length && !next) return fill(container, nothing());
+    if (!foot.isConnected) fill(container, list.el, foot);
     list.el.hidden = rows.length === 0;
     button.hidden = !next;
-    say(button, going ? "Stop" : short ? "Search on" : "Show more");
-    return say(note, told());
+    setText(button, going ? "Stop" : short ? "Continue search" : "Show more");
+    return setText(note, progress());
   }
 
-  function told() {
-    if (!next) return `That is all: ${things(rows.length, "event")}.`;
+  function progress() {
+    if (!next) return `End of list: ${things(rows.length, "event")}.`;
     if (going && short) return `Searching… ${number(rows.length)} found, ${things(parts, "part")} of the table searched.`;
-    return short ? `Searched a part of the table: ${number(rows.length)} found so far. There may be more further on.` : `${number(rows.length)} shown.`;
+    return short ? `Part of the table searched: ${number(rows.length)} found so far. There may be more.` : `${number(rows.length)} shown.`;
   }
 
   function stop() {
@@ -49,7 +53,7 @@ export function pager({ place, list, fetch, nothing, changed = () => {} }) {
     show();
   }
 
-  /** One more page; of a search, as many parts as it takes to fill one. */
+  /** Loads one more page; while few events match, as many requests as it takes to fill a page. */
   async function more() {
     const wanted = rows.length + PAGE;
     going = true;
@@ -60,5 +64,5 @@ export function pager({ place, list, fetch, nothing, changed = () => {} }) {
     stop();
   }
 
-  return load(place, () => fetch(), take);
+  return load(container, () => fetch(), take);
 }

@@ -1,4 +1,4 @@
-// Small things that many views show.
+// Elements used by several views.
 
 import { h } from "./dom.js";
 import { again, href } from "./route.js";
@@ -9,47 +9,47 @@ const WORDS = {
   PENDING: ["wait", "Pending"], COMPLETED: ["good", "Completed"], CANCELLED: ["off", "Cancelled"],
 };
 
-/** A status: a word and a shape, so that colour is not needed. */
+/** A status: text and shape, so that it can be read without colour. */
 export function status(word, text) {
   const [kind, name] = WORDS[String(word).toUpperCase()] ?? ["off", String(word)];
   return h("span.status", { class: kind }, text ?? name);
 }
 
-/** The same for any word and kind: `good`, `warn`, `bad`, `wait`, `off`. */
+/** A badge with any text and kind: `good`, `warn`, `bad`, `wait`, `off`. */
 export function badge(kind, text) {
   return h("span.status", { class: kind }, text);
 }
 
-/** A link to an event, by its id or another name of it. */
+/** A link to an event, by its id or its `seq:` name. */
 export function eventLink(id, text = id) {
   return h("a.mono", { href: href(["events", id]) }, text);
 }
 
-/** The head of a view: its name, what it is in a line, and what can be done. */
+/** Header of a view: title, description, and tools. */
 export function head(title, line, ...tools) {
   return h("header.view-head", null,
     h("div", null, h("h1", null, title), line && h("p.muted", null, line)),
     tools.length ? h("div.tools", null, tools) : null);
 }
 
-/** For lists that do not change by themselves while somebody reads them. */
+/** Refresh button, for lists that are not updated automatically. */
 export function refreshButton() {
-  return h("button.button", { type: "button", title: "Load this again (r)", onclick: again }, "Refresh");
+  return h("button.button", { type: "button", title: "Reload (r)", onclick: again }, "Refresh");
 }
 
-/** A block with a title. */
+/** A section with a title. */
 export function card(title, ...content) {
   return h("section.card", null, title && h("h2", null, title), content);
 }
 
-/** Names and values. Pairs without a value are left out. */
+/** A list of names and values. Pairs without a value are left out. */
 export function facts(pairs) {
   return h("dl.facts", null, pairs
     .filter(([, value]) => value !== undefined && value !== null && value !== "")
     .map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
 }
 
-/** A share of a whole, as a bar and in words. */
+/** Shares of a total, as a bar with a label. */
 export function bar(parts, total, label) {
   const shares = parts.map(([kind, count]) => {
     const el = h("span", { class: kind });
@@ -59,7 +59,7 @@ export function bar(parts, total, label) {
   return h("div.bar", { role: "img", "aria-label": label, title: label }, shares);
 }
 
-/** A button that puts a text into the clipboard. */
+/** A button that copies a text to the clipboard. */
 export function copy(text, label = "Copy") {
   const button = h("button.button.small.quiet", {
     type: "button",

@@ -1,4 +1,4 @@
-// Who one is, and what that allows. The server decides; here it only shows before the click.
+// The role of the session. The server enforces roles; the dashboard only disables buttons.
 
 import { h } from "./dom.js";
 import { attempt, toast } from "./toast.js";
@@ -6,18 +6,18 @@ import { attempt, toast } from "./toast.js";
 const ORDER = ["read", "operate", "admin"];
 let me = { role: "read" };
 
-/** Takes note of who is signed in. */
+/** Sets the current session. */
 export function signedInAs(who) {
   me = who;
 }
 
-/** Whether this role is enough. */
+/** Whether the session has at least this role. */
 function may(role) {
   return ORDER.indexOf(me.role) >= ORDER.indexOf(role);
 }
 
-/** A button that says why it cannot be used, instead of not being there. */
-export function act(label, { needs = "operate", run, kind = "", hint, off } = {}) {
+/** A button for an action; disabled, with the reason, if it cannot be used. */
+export function actionButton(label, { needs = "operate", run, kind = "", hint, off } = {}) {
   const why = off || (may(needs) ? null : `Needs the role ${needs}; you have ${me.role}.`);
   return h("button", {
     type: "button",

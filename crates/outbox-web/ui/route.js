@@ -1,8 +1,9 @@
-// Where one is: `#/events?status=dead`. The database goes along in every link where there are several.
+// Routes in the fragment: `#/events?status=dead`. If there are several databases, every link names
+// the database.
 
 let database = null;
 
-/** Puts this database into the links that are made from now on. */
+/** Sets the database of all further links. */
 export function linkDatabase(name) {
   database = name;
 }
@@ -23,7 +24,7 @@ function decode(part) {
   }
 }
 
-/** The address of a view: `href("events", id)` or `href(["events"], { status: "dead" })`. */
+/** URL of a view: `href("events", id)` or `href(["events"], { status: "dead" })`. */
 export function href(path, query = {}) {
   const parts = [path].flat().map(encodeURIComponent).join("/");
   const search = new URLSearchParams();
@@ -34,20 +35,23 @@ export function href(path, query = {}) {
 }
 
 /**
- * Whether an id can name its event in a path. Not if a URL would swallow it, if it has the form of a place in the table, or if
- * U+FFFD stands for an id that cannot be read.
+ * Whether an id can name its event in a path. It cannot if a URL would normalize it away, if it has
+ * the form `seq:N`, or if U+FFFD stands for an id that cannot be decoded.
  */
 export const isName = id => !/^(\.{0,2}|\ufffd|seq:[^]*)$/.test(id);
 
-/** The name of an event in a path: its id, or its place in the table where the id cannot name it. */
+/**
+ * The name of an event in a path: its id, or `seq:` and its sequence number if the id cannot be
+ * used.
+ */
 export const named = event => (isName(event.id) ? event.id : `seq:${event.seq}`);
 
-/** Shows the same once more. */
+/** Reloads the current view. */
 export function again() {
   dispatchEvent(new HashChangeEvent("hashchange"));
 }
 
-/** Goes there. */
+/** Opens a view. */
 export function go(path, query) {
   location.hash = href(path, query);
 }

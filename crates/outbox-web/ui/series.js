@@ -1,17 +1,20 @@
-// Seconds become points that a chart can show calmly.
+// Aggregates samples to points of a chart.
 
 const BUCKET_MS = { 120_000: 2_000, 300_000: 3_000, 900_000: 5_000 };
 
-/** How far back to look, in milliseconds, and what that is called. */
+/** Time ranges in milliseconds, with their labels. */
 export const WINDOWS = [[120_000, "2 min"], [300_000, "5 min"], [900_000, "15 min"]];
 
-/** The smallest window that shows all there is. */
+/** The smallest range that contains all points. */
 export function fitting(points) {
   const age = points.length ? points.at(-1).at - points[0].at : 0;
   return (WINDOWS.find(([ms]) => age <= ms * 1.05) ?? WINDOWS.at(-1))[0];
 }
 
-/** The means of these keys over a few seconds each. What no second has stays out; a hole in time stays a hole. */
+/**
+ * Means of these keys over a few seconds each. Missing values are left out; a gap in time remains a
+ * gap.
+ */
 export function buckets(points, window, keys) {
   const size = BUCKET_MS[window];
   const found = [];

@@ -1,7 +1,7 @@
-// What is around every view: navigation, the database, the live light, who one is.
+// The page around every view: navigation, database, connection state, session.
 
 import { DOCS, del } from "./api.js";
-import { fill, h, say } from "./dom.js";
+import { fill, h, setText } from "./dom.js";
 import { brief, counted } from "./format.js";
 import { icon, mark } from "./icons.js";
 import { help } from "./keyboard.js";
@@ -10,20 +10,20 @@ import { href } from "./route.js";
 import { nextTheme, theme } from "./theme.js";
 import { attempt } from "./toast.js";
 
-const PLACES = [
+const VIEWS = [
   ["overview", "Overview"], ["events", "Events"], ["dead", "Dead letters"], ["keys", "Blocked keys"],
   ["publishers", "Publishers"], ["joins", "Joins"], ["databases", "Databases"], ["nodes", "Nodes"], ["audit", "Audit"],
 ];
 
-/** Builds it once a person is signed in. `switchDatabase` is called with a name. */
+/** Builds the page for a session. `switchDatabase` is called with the name of a database. */
 export function shell({ me, databases, database, switchDatabase, signal }) {
   const main = h("main", { id: "main", tabindex: "-1" });
   const banner = h("div.banner.lost", { role: "status", hidden: true },
-    h("span", null, "Live connection lost. Numbers may be old; trying again…"),
-    h("button.button.small", { type: "button", onclick: reconnect }, "Try now"));
+    h("span", null, "Live connection lost. Numbers may be outdated; reconnecting…"),
+    h("button.button.small", { type: "button", onclick: reconnect }, "Reconnect now"));
   const light = h("span.live-text", null, "…");
   const dead = h("span.badge", { hidden: true });
-  const links = new Map(PLACES.map(([name, title]) => [name, h("a", { href: href(name), onclick: closeMenu },
+  const links = new Map(VIEWS.map(([name, title]) => [name, h("a", { href: href(name), onclick: closeMenu },
     icon(name), h("span", null, title), name === "dead" && dead)]));
 
   const menu = h("button.icon.menu", { type: "button", "aria-label": "Navigation", "aria-expanded": "false", "aria-controls": "side", onclick: toggleMenu }, icon("menu"));
@@ -33,7 +33,7 @@ export function shell({ me, databases, database, switchDatabase, signal }) {
     h("div.side-foot", null,
       h("div.who", null, h("strong", { title: me.actor }, me.actor), h("span.role", null, me.role)),
       h("div.tools", null, themeSwitch(),
-        h("button.icon", { type: "button", "aria-label": "Keys", title: "Keys (?)", onclick: help }, "?"),
+        h("button.icon", { type: "button", "aria-label": "Keyboard shortcuts", title: "Keyboard shortcuts (?)", onclick: help }, "?"),
         h("a.icon", { href: DOCS, title: "REST API", "aria-label": "REST API" }, "{ }"),
         me.session && h("button.icon", { type: "button", "aria-label": "Sign out", title: "Sign out", onclick: signOut }, icon("out")))));
   const el = h("div.shell", null,
@@ -45,12 +45,12 @@ export function shell({ me, databases, database, switchDatabase, signal }) {
 
   onLive(signal, ({ state, latest }) => {
     el.dataset.live = state;
-    say(light, { live: "live", connecting: "connecting", lost: "not live", off: "not live" }[state]);
+    setText(light, { live: "live", connecting: "connecting", lost: "not live", off: "not live" }[state]);
     banner.hidden = state !== "lost";
     const count = latest?.overview?.dead;
     dead.hidden = !count?.count;
     if (count?.count) {
-      say(dead, brief(count));
+      setText(dead, brief(count));
       dead.setAttribute("aria-label", `${counted(count)} dead`);
     }
   });
@@ -63,11 +63,11 @@ export function shell({ me, databases, database, switchDatabase, signal }) {
     document.body.classList.remove("menu-open");
     menu.setAttribute("aria-expanded", "false");
   }
-  /** Marks where one is. */
-  function at(place) {
+  /** Marks the current view. */
+  function at(current) {
     for (const [name, link] of links) {
       link.href = href(name);
-      if (name === place) link.setAttribute("aria-current", "page");
+      if (name === current) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
     closeMenu();
@@ -82,7 +82,7 @@ function chooser(databases, database, switchDatabase) {
 }
 
 function themeSwitch() {
-  const names = { system: "Colours: as the system", light: "Colours: light", dark: "Colours: dark" };
+  const names = { system: "Theme: system", light: "Theme: light", dark: "Theme: dark" };
   const button = h("button.icon", { type: "button", onclick: () => { nextTheme(); look(); } });
   const look = () => {
     fill(button, icon(theme()));

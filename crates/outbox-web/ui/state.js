@@ -1,12 +1,12 @@
-// What a place shows before there is something: that it loads, that there is nothing, that it failed.
+// States of an element without data: loading, empty, failed.
 
 import { fill, h } from "./dom.js";
 
-/** Loads into a place. Says so only if it takes a moment; a failure can be tried again. */
-export async function load(place, fetch, render) {
-  place.setAttribute("aria-busy", "true");
+/** Loads data into an element. Shows a spinner after a moment; a failure can be retried. */
+export async function load(container, fetch, render) {
+  container.setAttribute("aria-busy", "true");
   const slow = setTimeout(() => {
-    if (!place.firstChild) fill(place, loading());
+    if (!container.firstChild) fill(container, loading());
   }, 250);
   try {
     const data = await fetch();
@@ -14,11 +14,11 @@ export async function load(place, fetch, render) {
     return data;
   } catch (error) {
     if (error.name === "AbortError" || error.status === 401) return undefined;
-    fill(place, failed(error, () => load(place, fetch, render)));
+    fill(container, failed(error, () => load(container, fetch, render)));
     return undefined;
   } finally {
     clearTimeout(slow);
-    place.removeAttribute("aria-busy");
+    container.removeAttribute("aria-busy");
   }
 }
 
@@ -26,20 +26,23 @@ export function loading() {
   return h("div.state.loading", { role: "status" }, h("span.spinner", { "aria-hidden": "true" }), "Loading…");
 }
 
-/** Nothing there: what that means, and what one might do. */
+/** Empty state: its meaning, and advice. */
 export function empty(title, ...advice) {
   return h("div.state.empty", null, h("strong", null, title), advice.length ? h("p", null, advice) : null);
 }
 
-/** It did not work: what happened, and once more. */
+/** Failure, with a button to retry. */
 export function failed(error, again) {
   return h("div.state.failed", { role: "alert" },
-    h("strong", null, error.title ?? "That did not work"),
+    h("strong", null, error.title ?? "Request failed"),
     h("p", null, error.message),
     again && h("button.button", { type: "button", onclick: again }, "Try again"));
 }
 
-/** Calls again and again until the signal is aborted; not while nobody looks, and never two at once. */
+/**
+ * Calls `run` periodically until the signal is aborted; not while the page is hidden, and never
+ * concurrently.
+ */
 export function every(ms, signal, run) {
   let busy = false;
   const timer = setInterval(async () => {
@@ -48,7 +51,7 @@ export function every(ms, signal, run) {
     try {
       await run();
     } catch {
-      // The next round tries again; what is on the page stays.
+      // The next call retries; the page keeps its content.
     } finally {
       busy = false;
     }

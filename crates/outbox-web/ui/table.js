@@ -1,11 +1,13 @@
-// Tables that keep their rows: an update changes only the cells that differ, so focus and selection stay.
+// Tables that keep their rows: an update changes only cells that differ, so focus and selection
+// stay.
 
 import { flat, h } from "./dom.js";
 
 /**
- * `columns`: `{ name, cell(row, latest), num, wide, tight, keep(row) }`; `key(row)` tells rows apart; `href(row)` makes them open
- * something. A cell with `keep` is made anew only when that changes: for buttons, which ask `latest()` for the row of now.
- * Roles are spelled out, since a narrow screen shows rows as cards and would lose them.
+ * `columns`: `{ name, cell(row, latest), num, wide, tight, keep(row) }`; `key(row)` identifies a
+ * row; `href(row)` makes rows links. A cell with `keep` is replaced only when that value changes:
+ * for buttons, which get the current row by `latest()`. ARIA roles are explicit, since narrow
+ * screens show rows as cards and would lose the implicit roles.
  */
 export function table({ caption, columns, key, href, rowClass }) {
   const head = columns.map(column =>
@@ -49,8 +51,8 @@ export function table({ caption, columns, key, href, rowClass }) {
         kept[i] = sign;
         put(cells[i], cell(column, row, i, () => known.row));
       });
-      const place = before ? before.nextSibling : body.firstChild;
-      if (place !== tr) body.insertBefore(tr, place);
+      const successor = before ? before.nextSibling : body.firstChild;
+      if (successor !== tr) body.insertBefore(tr, successor);
       before = tr;
     }
     for (const [id, { tr }] of rows) {
@@ -69,7 +71,7 @@ export function table({ caption, columns, key, href, rowClass }) {
   return { el, update };
 }
 
-/** Changes a cell only if it would look different. */
+/** Replaces the content of a cell only if it differs. */
 function put(td, content) {
   const next = flat([content]);
   const same = td.childNodes.length === next.length && next.every((child, i) => {
@@ -77,7 +79,7 @@ function put(td, content) {
     return typeof child === "string" ? old.nodeType === Node.TEXT_NODE && old.data === child : old.isEqualNode(child);
   });
   if (same) return;
-  // What is not there takes no room on a narrow screen.
+  // Empty cells are hidden on narrow screens.
   td.classList.toggle("none", next.length === 0 || (next.length === 1 && next[0] === "–"));
   const focused = [...td.querySelectorAll("a, button")].indexOf(document.activeElement);
   td.replaceChildren(...next);

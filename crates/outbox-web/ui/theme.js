@@ -1,28 +1,28 @@
-// Light, dark, or as the system says. Remembered in this browser.
+// Theme: light, dark, or the system's. Stored in this browser.
 
 const KEY = "outbox.theme";
 const NEXT = { system: "light", light: "dark", dark: "system" };
 
-/** What was chosen: `system`, `light` or `dark`. */
+/** The selected theme: `system`, `light` or `dark`. */
 export function theme() {
   const kept = read();
   return kept in NEXT ? kept : "system";
 }
 
-/** Applies what was chosen. */
+/** Applies the selected theme. */
 export function applyTheme() {
   const chosen = theme();
   if (chosen === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = chosen;
 }
 
-/** The next of the three. */
+/** Selects the next theme. */
 export function nextTheme() {
   const next = NEXT[theme()];
   try {
     localStorage.setItem(KEY, next);
   } catch {
-    // Without storage it holds until the page is loaded again.
+    // Without storage the theme lasts until the page is reloaded.
   }
   applyTheme();
   return next;

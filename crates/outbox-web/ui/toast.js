@@ -1,8 +1,8 @@
-// Short messages at the edge, read out by screen readers.
+// Short notifications, announced by screen readers.
 
 import { h } from "./dom.js";
 
-/** Says that something was done, or was not: `toast("Replayed", "good")`. */
+/** Shows a notification: `toast("Event replayed", "good")`. */
 export function toast(text, kind = "") {
   const box = document.getElementById("toasts");
   const close = h("button.icon", { type: "button", "aria-label": "Close message", onclick: () => el.remove() }, "×");
@@ -12,7 +12,7 @@ export function toast(text, kind = "") {
   setTimeout(() => el.remove(), kind === "bad" ? 12_000 : 6_000);
 }
 
-/** Runs what may fail, and says so if it does. Returns what it gave, or undefined. */
+/** Runs an operation, and shows its error if it fails. Returns its result, or undefined. */
 export async function attempt(run, done) {
   try {
     const result = await run();

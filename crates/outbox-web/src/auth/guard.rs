@@ -1,4 +1,4 @@
-//! What every request goes through before a handler sees it, and every answer before somebody reads it.
+//! Checks on every request before its handler, and headers on every response.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -12,82 +12,88 @@ use futures_util::FutureExt as _;
 
 use super::token::Role;
 use super::{Caller, peer};
-use crate::problem::{Answer, Kind, PROBLEM_JSON, Problem};
+use crate::problem::{ApiResult, Kind, PROBLEM_JSON, Problem};
 use crate::state::Shared;
 
-/// Bounds on reading a body.
+/// Limits on reading a body.
 struct Bounds {
     bytes: usize,
     time: Duration,
 }
 
-/// For a caller that has shown a token or a session.
-const KNOWN: Bounds = Bounds { bytes: 1024 * 1024, time: PATIENCE };
+/// Limits for an authenticated caller.
+const AUTHENTICATED: Bounds = Bounds { bytes: 1024 * 1024, time: TIMEOUT };
 
-/// For a caller that has not: any client can send a body on every connection that it can open. The body
-/// of a sign-in holds a token of 1,000 characters, of which JSON may write each in 12 bytes.
-const UNKNOWN: Bounds = Bounds { bytes: 16 * 1024, time: Duration::from_secs(5) };
+/// Limits for an unauthenticated caller: any client can send a body on every connection that it can
+/// open. The body of a sign-in contains a token of up to 1,000 characters, each of which may take
+/// 12 bytes in JSON.
+const UNAUTHENTICATED: Bounds = Bounds { bytes: 16 * 1024, time: Duration::from_secs(5) };
 
-/// How long a request may take, reading it included. A stream may last longer once it has begun.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Timeout of a request, including reading its body. A stream may last longer once it has started.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The header that shows that a request comes from a page of this server.
+/// Header that proves that a request comes from a page of this server.
 pub(crate) const CSRF: &str = "x-csrf-token";
 
-/// Lets in who has a token or a session, and nobody else.
+/// Requires a token or a session, except for signing in.
 pub(crate) async fn guard(State(web): State<Shared>, request: Request, next: Next) -> Response {
     let is_signing_in = request.method() == Method::POST && request.uri().path() == "/outbox/session";
-    pass(&web, !is_signing_in, request, next).await
+    handle(&web, !is_signing_in, request, next).await
 }
 
-/// The same for routes that are not of the API.
-pub(crate) async fn guard_others(State(web): State<Shared>, request: Request, next: Next) -> Response {
-    pass(&web, true, request, next).await
+/// Requires a token or a session on routes outside the API.
+pub(crate) async fn guard_routes(State(web): State<Shared>, request: Request, next: Next) -> Response {
+    handle(&web, true, request, next).await
 }
 
-/// Lets everybody in who asks for this server by a name of its own: for what holds no data.
-pub(crate) async fn welcome(State(web): State<Shared>, request: Request, next: Next) -> Response {
-    pass(&web, false, request, next).await
+/// Checks host and origin, without authentication: for routes that serve no data.
+pub(crate) async fn allow_anonymous(State(web): State<Shared>, request: Request, next: Next) -> Response {
+    handle(&web, false, request, next).await
 }
 
-async fn pass(web: &Shared, by_name: bool, request: Request, next: Next) -> Response {
+async fn handle(web: &Shared, authenticate: bool, request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let answered = async {
-        match admit(web, by_name, request).await {
+    let response_future = async {
+        match check_request(web, authenticate, request).await {
             Ok(request) => next.run(request).await,
             Err(problem) => problem.into_response(),
         }
     };
-    let answered = AssertUnwindSafe(answered).catch_unwind();
-    let response = match tokio::time::timeout(PATIENCE, answered).await {
+    let response_future = AssertUnwindSafe(response_future).catch_unwind();
+    let response = match tokio::time::timeout(TIMEOUT, response_future).await {
         Ok(Ok(response)) => response,
-        // The panic's own words may hold anything; the hook of the process has told them already.
+        // The panic message may contain any data; the panic hook of the process has printed it
+        // already.
         Ok(Err(_)) => {
-            tracing::error!(%method, path, "a request panicked");
+            tracing::error!(%method, path, "request handler panicked");
             Problem::internal().into_response()
         }
         Err(_) => {
-            tracing::warn!(%method, path, "a request took too long");
-            Problem::new(Kind::TimedOut, format!("no answer within {} s", PATIENCE.as_secs())).into_response()
+            tracing::warn!(%method, path, "request timed out");
+            Problem::new(Kind::TimedOut, format!("no response within {} s", TIMEOUT.as_secs()))
+                .into_response()
         }
     };
     finish(response)
 }
 
-async fn admit(web: &Shared, by_name: bool, request: Request) -> Answer<Request> {
+async fn check_request(web: &Shared, authenticate: bool, request: Request) -> ApiResult<Request> {
     let (mut parts, body) = request.into_parts();
     web.hosts.check_host(&parts.headers, &parts.uri)?;
     let changes = !matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE);
     if changes {
         web.hosts.check_origin(&parts.headers, &parts.uri)?;
     }
-    if by_name {
-        let caller = web.porter.recognise(&parts.headers, &parts.uri, peer(&parts.extensions))?;
+    if authenticate {
+        let caller = web.authenticator.authenticate(&parts.headers, &parts.uri, peer(&parts.extensions))?;
         if changes && let Some(session) = &caller.session {
-            let said = parts.headers.get(CSRF).and_then(|value| value.to_str().ok()).unwrap_or_default();
-            if !session.has_csrf(said) {
-                return Err(Problem::new(Kind::BadCsrf, "the header X-CSRF-Token does not fit the session")
-                    .advice("Send the `csrf` of POST session or GET whoami in it."));
+            let sent = parts.headers.get(CSRF).and_then(|value| value.to_str().ok()).unwrap_or_default();
+            if !session.has_csrf(sent) {
+                return Err(Problem::new(
+                    Kind::BadCsrf,
+                    "the header X-CSRF-Token does not match the session",
+                )
+                .advice("Send `csrf` of POST /api/outbox/session or GET /api/outbox/whoami in it."));
             }
         }
         parts.extensions.insert(caller);
@@ -95,16 +101,16 @@ async fn admit(web: &Shared, by_name: bool, request: Request) -> Answer<Request>
     if !changes {
         return Ok(Request::from_parts(parts, Body::empty()));
     }
-    let body = read(&parts.headers, body, if by_name { KNOWN } else { UNKNOWN }).await?;
+    let body = read(&parts.headers, body, if authenticate { AUTHENTICATED } else { UNAUTHENTICATED }).await?;
     Ok(Request::from_parts(parts, body))
 }
 
-/// Reads the body of a change: JSON of a bounded size, or nothing.
-async fn read(headers: &HeaderMap, body: Body, bounds: Bounds) -> Answer<Body> {
+/// Reads the body of a changing request: JSON of limited size, or an empty body.
+async fn read(headers: &HeaderMap, body: Body, bounds: Bounds) -> ApiResult<Body> {
     let Bounds { bytes: largest, time } = bounds;
     let too_large = || {
-        Problem::new(Kind::TooLarge, format!("the body has more than {largest} bytes"))
-            .advice("Send less at once.")
+        Problem::new(Kind::TooLarge, format!("the body is larger than {largest} bytes"))
+            .advice("Send a smaller body.")
     };
     let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     if length.is_some_and(|length: usize| length > largest) {
@@ -112,7 +118,7 @@ async fn read(headers: &HeaderMap, body: Body, bounds: Bounds) -> Answer<Body> {
     }
     let not_json = || {
         Problem::new(Kind::NotJson, "the body is not `Content-Type: application/json`").advice(
-            "Send JSON, and say so. Other kinds are refused so that no form of another site is taken.",
+            "Send JSON with this header. Other types are rejected so that a form of another site has no effect.",
         )
     };
     let kind = headers.get(header::CONTENT_TYPE).map(|kind| kind.to_str().unwrap_or_default());
@@ -122,9 +128,10 @@ async fn read(headers: &HeaderMap, body: Body, bounds: Bounds) -> Answer<Body> {
     if kind.is_some_and(|kind| !is_json(kind)) {
         return Err(not_json());
     }
-    // An error here is a body without end, or one that breaks off.
+    // An error here is a body over the limit, or one that ends early.
     let read = tokio::time::timeout(time, to_bytes(body, largest)).await;
-    let late = |_| Problem::new(Kind::TimedOut, format!("no body within {} s", time.as_secs()));
+    let late =
+        |_| Problem::new(Kind::TimedOut, format!("the body did not arrive within {} s", time.as_secs()));
     let bytes = read.map_err(late)?.map_err(|_| too_large())?;
     if !bytes.is_empty() && kind.is_none() {
         return Err(not_json());
@@ -132,7 +139,7 @@ async fn read(headers: &HeaderMap, body: Body, bounds: Bounds) -> Answer<Body> {
     Ok(Body::from(bytes))
 }
 
-/// Lets through who has at least this role.
+/// Requires at least this role.
 pub(crate) async fn require(
     State(role): State<Role>,
     caller: Caller,
@@ -142,13 +149,12 @@ pub(crate) async fn require(
     if caller.role >= role {
         return next.run(request).await;
     }
-    let detail = format!("this needs the role {role}, and the token `{}` has {}", caller.name, caller.role);
-    Problem::new(Kind::Forbidden, detail)
-        .advice("Ask somebody with that role, or use another token.")
-        .into_response()
+    let detail =
+        format!("this operation needs the role {role}; the token `{}` has {}", caller.name, caller.role);
+    Problem::new(Kind::Forbidden, detail).advice("Use a token with that role.").into_response()
 }
 
-/// Makes a problem of every error, and has no answer kept, framed or sniffed.
+/// Turns every error into a problem, and sets headers against caching, framing and sniffing.
 pub(crate) fn finish(response: Response) -> Response {
     let mut response = as_problem(response);
     let headers = response.headers_mut();
@@ -163,22 +169,23 @@ pub(crate) fn finish(response: Response) -> Response {
     response
 }
 
-/// The router's own refusals are told like all others.
+/// Turns the router's own error responses into problems.
 fn as_problem(response: Response) -> Response {
     let status = response.status();
-    let is_told = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == PROBLEM_JSON);
-    if is_told || !(status.is_client_error() || status.is_server_error()) {
+    let is_problem = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == PROBLEM_JSON);
+    if is_problem || !(status.is_client_error() || status.is_server_error()) {
         return response;
     }
     let allow = response.headers().get(header::ALLOW).cloned();
     let problem = match status {
-        StatusCode::NOT_FOUND => Problem::not_found("there is nothing at this path")
-            .advice("/api/openapi.json tells what there is."),
-        StatusCode::METHOD_NOT_ALLOWED => {
-            Problem::new(Kind::MethodNotAllowed, "this path does not take this method")
-                .advice("The header Allow tells which it takes.")
+        StatusCode::NOT_FOUND => {
+            Problem::not_found("path not found").advice("/api/openapi.json lists all paths.")
         }
-        status if status.is_client_error() => Problem::bad("the path or the request cannot be read"),
+        StatusCode::METHOD_NOT_ALLOWED => {
+            Problem::new(Kind::MethodNotAllowed, "method not supported by this path")
+                .advice("The header Allow lists the supported methods.")
+        }
+        status if status.is_client_error() => Problem::bad("invalid path or request"),
         _ => Problem::internal(),
     };
     let mut response = problem.into_response();
@@ -193,11 +200,11 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_body_of_a_caller_that_is_not_known_arrives_within_five_seconds() {
+    async fn the_body_of_an_unauthenticated_caller_times_out_after_five_seconds() {
         let body = Body::from_stream(futures_util::stream::pending::<std::io::Result<Vec<u8>>>());
-        let asked = tokio::time::Instant::now();
-        let problem = read(&HeaderMap::new(), body, UNKNOWN).await.unwrap_err();
+        let started = tokio::time::Instant::now();
+        let problem = read(&HeaderMap::new(), body, UNAUTHENTICATED).await.unwrap_err();
         assert_eq!(problem.into_response().status(), StatusCode::GATEWAY_TIMEOUT);
-        assert_eq!(asked.elapsed().as_secs(), 5);
+        assert_eq!(started.elapsed().as_secs(), 5);
     }
 }

@@ -1,4 +1,5 @@
-//! By which names this server is asked, and from which sites: against DNS rebinding and forged requests.
+//! Checks of the requested host and of the origin, against DNS rebinding and cross-site request
+//! forgery.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -10,31 +11,32 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
 
 use super::guard::finish;
-use crate::problem::{Answer, Kind, Problem};
-use crate::text::shown;
+use crate::problem::{ApiResult, Kind, Problem};
+use crate::text::printable;
 
-/// The names that this server answers to, beside `localhost` and addresses in numbers: those cannot be pointed elsewhere.
+/// Names of this server, in addition to `localhost` and IP addresses, which DNS cannot redirect.
 #[derive(Clone, Debug, Default)]
 pub struct Hosts(pub(crate) Vec<String>);
 
 impl Hosts {
-    /// These names, beside `localhost` and addresses in numbers.
+    /// Allows these names, in addition to `localhost` and IP addresses.
     pub fn new(names: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self(names.into_iter().map(Into::into).collect())
     }
 
-    /// Puts the check of the requested host before routes that are not of a [`Web`](crate::Web): a request for another
-    /// name is answered with 421, one with two `Host` headers with 400.
+    /// Adds the check of the requested host to routes outside a [`Web`](crate::Web): a request for
+    /// another name gets 421, a request with two `Host` headers gets 400.
     pub fn protect<S: Clone + Send + Sync + 'static>(self, routes: Router<S>) -> Router<S> {
         routes.layer(from_fn_with_state(self, check))
     }
 
-    /// Refuses a request for a name that is not ours: a site may have pointed its own name to this machine. The `Host` header and
-    /// the authority of a request target in absolute form are both checked.
-    pub(crate) fn check_host(&self, headers: &HeaderMap, uri: &Uri) -> Answer<()> {
+    /// Rejects a request for a name that is not one of this server: another site may have pointed
+    /// its own name to this machine. The `Host` header and the authority of a request target in
+    /// absolute form are both checked.
+    pub(crate) fn check_host(&self, headers: &HeaderMap, uri: &Uri) -> ApiResult<()> {
         if headers.get_all(header::HOST).iter().nth(1).is_some() {
             return Err(Problem::bad("the request has more than one Host header")
-                .advice("Send one Host header: a proxy and this server could each believe another one."));
+                .advice("Send one Host header: a proxy and this server could each check a different one."));
         }
         let of_header = headers.get(header::HOST).map(|host| host.to_str().unwrap_or_default());
         let of_uri = uri.authority().map(Authority::as_str);
@@ -50,14 +52,15 @@ impl Hosts {
     }
 
     fn refusal(&self, name: &str) -> Problem {
-        Problem::new(Kind::BadHost, format!("`{}` is not a name of this server", shown(name)))
-            .advice("Ask for it by localhost or its address, or add the name to `hosts`.")
+        Problem::new(Kind::BadHost, format!("`{}` is not a host name of this server", printable(name)))
+            .advice("Use localhost or the IP address, or add the name to `hosts`.")
     }
 
-    /// Refuses a request that a browser sends for another site. Programs send neither header.
-    pub(crate) fn check_origin(&self, headers: &HeaderMap, uri: &Uri) -> Answer<()> {
+    /// Rejects a request that a browser sends on behalf of another site. Clients other than
+    /// browsers send neither header.
+    pub(crate) fn check_origin(&self, headers: &HeaderMap, uri: &Uri) -> ApiResult<()> {
         let foreign = || {
-            Problem::new(Kind::BadOrigin, "a page of another site may not change anything here")
+            Problem::new(Kind::BadOrigin, "changes from pages of other sites are not allowed")
                 .advice("Use the dashboard of this server, or send the request without a browser.")
         };
         if let Some(site) = headers.get("sec-fetch-site")
@@ -69,7 +72,7 @@ impl Hosts {
         let origin = origin.to_str().unwrap_or_default();
         let of_origin = origin.split_once("://").map_or("", |(_, rest)| rest);
         let same = authority(headers, uri).is_some_and(|ours| ours.eq_ignore_ascii_case(of_origin));
-        // Behind a proxy the two may differ.
+        // Behind a proxy the origin and the requested host may differ.
         if same || self.is_ours(host(of_origin)) { Ok(()) } else { Err(foreign()) }
     }
 
@@ -90,14 +93,15 @@ fn authority<'r>(headers: &'r HeaderMap, uri: &'r Uri) -> Option<&'r str> {
     headers.get(header::HOST).and_then(|host| host.to_str().ok()).or_else(of_uri)
 }
 
-/// The port that a browser asks for, where it is not the usual one.
+/// Port of the requested authority, if one is given.
 pub(crate) fn port<'r>(headers: &'r HeaderMap, uri: &'r Uri) -> Option<&'r str> {
     let authority = authority(headers, uri)?;
     let port = authority.strip_prefix(host(authority))?.strip_prefix(':')?;
     Some(port).filter(|port| !port.is_empty())
 }
 
-/// Without the port; IPv6 addresses keep their brackets. Nothing, if something else stands there.
+/// Host of an authority, without the port; IPv6 addresses keep their brackets. Empty if the rest is
+/// not a port.
 fn host(authority: &str) -> &str {
     let end = match authority.starts_with('[') {
         true => authority.find(']').map_or(0, |at| at + 1),
@@ -127,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_of_this_server_are_answered() {
+    fn only_names_of_this_server_are_accepted() {
         let hosts = Hosts(vec!["outbox.example.com".to_owned()]);
         let uri = Uri::from_static("/");
         for good in [
@@ -156,9 +160,9 @@ mod tests {
         assert!(hosts.check_host(&HeaderMap::new(), &uri).is_err());
     }
 
-    /// One that a proxy looks at and another that this server looks at would be two answers to one question.
+    /// A proxy and this server could each check a different one of the two.
     #[test]
-    fn two_hosts_and_a_foreign_request_target_are_refused() {
+    fn two_hosts_and_a_foreign_request_target_are_rejected() {
         let hosts = Hosts::default();
         let uri = Uri::from_static("/");
         let mut twice = with(&[("host", "localhost")]);
@@ -181,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_port_is_what_stands_behind_the_host() {
+    fn the_port_follows_the_host() {
         for (host, found) in [
             ("localhost:8080", Some("8080")),
             ("[::1]:99", Some("99")),

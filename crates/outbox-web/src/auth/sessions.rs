@@ -1,4 +1,4 @@
-//! Sessions of browsers: a cookie instead of a token, and a second secret that other sites cannot read.
+//! Browser sessions: a cookie instead of a token, and a CSRF token that other sites cannot read.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -10,12 +10,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::token::{Role, digest, random_text};
 
-/// The name of the cookie, with what [`cookie_name`] adds.
+/// Base name of the session cookie; see [`cookie_name`].
 pub(crate) const COOKIE: &str = "outbox_session";
 
-/// The name of the cookie of a server at this port, as the browser asks for it. Browsers keep the cookies of all ports of a host
-/// together: without the port in its name two servers of one machine would overwrite each other's. With TLS, `__Host-` has the
-/// browser refuse a cookie of that name which came without TLS or from another host of the domain.
+/// Name of the session cookie of a server at this port, as requested by the browser. Browsers share
+/// cookies between all ports of a host: without the port in the name, two servers on one machine
+/// would overwrite each other's cookie. With TLS, the prefix `__Host-` makes the browser reject a
+/// cookie of that name that was set without TLS or by another host of the domain.
 pub(crate) fn cookie_name(tls: bool, port: Option<&str>) -> String {
     let prefix = if tls { "__Host-" } else { "" };
     match port {
@@ -24,13 +25,13 @@ pub(crate) fn cookie_name(tls: bool, port: Option<&str>) -> String {
     }
 }
 
-/// How long a session lasts.
-pub(crate) const LASTS: Duration = Duration::from_secs(12 * 3_600);
+/// Lifetime of a session.
+pub(crate) const SESSION_LIFETIME: Duration = Duration::from_secs(12 * 3_600);
 
-/// How many there are at most; the oldest goes first.
-const MOST: usize = 1_000;
+/// Maximum number of sessions; the oldest is evicted first.
+const MAX_SESSIONS: usize = 1_000;
 
-/// All sessions, by the digest of what the cookie says: a dump of the memory opens none.
+/// All sessions, by the digest of the cookie value: a memory dump does not reveal a usable cookie.
 #[derive(Default)]
 pub(crate) struct Sessions(Mutex<HashMap<[u8; 32], Session>>);
 
@@ -40,38 +41,38 @@ pub(crate) struct Session {
     pub(crate) role: Role,
     pub(crate) csrf: String,
     began: Instant,
-    /// Cancelled when it ends before its time.
+    /// Cancelled when the session ends before it expires.
     ended: CancellationToken,
 }
 
 impl Session {
-    /// Whether this is the second secret. Takes the same time whatever the difference.
-    pub(crate) fn has_csrf(&self, said: &str) -> bool {
-        self.csrf.as_bytes().ct_eq(said.as_bytes()).into()
+    /// Whether this is the CSRF token of the session. Compares in constant time.
+    pub(crate) fn has_csrf(&self, token: &str) -> bool {
+        self.csrf.as_bytes().ct_eq(token.as_bytes()).into()
     }
 
-    /// Returns when the session is over: signed out, pushed out by newer ones, or expired.
-    pub(crate) async fn over(&self) {
+    /// Resolves when the session has ended: signed out, evicted, or expired.
+    pub(crate) async fn closed(&self) {
         tokio::select! {
             () = self.ended.cancelled() => {}
-            () = tokio::time::sleep_until(self.began + LASTS) => {}
+            () = tokio::time::sleep_until(self.began + SESSION_LIFETIME) => {}
         }
     }
 }
 
 impl Sessions {
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<[u8; 32], Session>> {
-        self.0.lock().expect("no one panics while holding the sessions")
+        self.0.lock().expect("the lock on the sessions is never poisoned")
     }
 
-    /// Begins one. Returns what the cookie says, and the second secret.
+    /// Starts a session. Returns the cookie value and the CSRF token.
     pub(crate) fn begin(&self, name: &str, role: Role) -> (String, String) {
         let (cookie, csrf) = (random_text(), random_text());
         let (began, ended) = (Instant::now(), CancellationToken::new());
         let session = Session { name: name.to_owned(), role, csrf: csrf.clone(), began, ended };
         let mut sessions = self.lock();
-        sessions.retain(|_, session| session.began.elapsed() < LASTS);
-        if sessions.len() >= MOST
+        sessions.retain(|_, session| session.began.elapsed() < SESSION_LIFETIME);
+        if sessions.len() >= MAX_SESSIONS
             && let Some(oldest) = sessions.iter().min_by_key(|(_, s)| s.began).map(|(id, _)| *id)
             && let Some(session) = sessions.remove(&oldest)
         {
@@ -83,7 +84,7 @@ impl Sessions {
 
     pub(crate) fn find(&self, cookie: &str) -> Option<Session> {
         let session = self.lock().get(&digest(cookie)).cloned()?;
-        (session.began.elapsed() < LASTS).then_some(session)
+        (session.began.elapsed() < SESSION_LIFETIME).then_some(session)
     }
 
     pub(crate) fn end(&self, cookie: &str) {
@@ -93,7 +94,7 @@ impl Sessions {
     }
 }
 
-/// What the cookie of this name says, of all cookies of a request.
+/// Value of the cookie with this name, in a `Cookie` header.
 pub(crate) fn cookie_of<'r>(cookies: &'r str, wanted: &str) -> Option<&'r str> {
     let mut pairs = cookies.split(';').filter_map(|pair| pair.trim().split_once('='));
     pairs.find(|(name, _)| *name == wanted).map(|(_, value)| value)
@@ -115,13 +116,13 @@ mod tests {
     }
 
     #[test]
-    fn there_are_never_too_many() {
+    fn the_number_of_sessions_is_bounded() {
         let sessions = Sessions::default();
         let (first, _) = sessions.begin("first", Role::Read);
-        for _ in 0..MOST {
+        for _ in 0..MAX_SESSIONS {
             sessions.begin("ops", Role::Read);
         }
-        assert_eq!(sessions.lock().len(), MOST);
+        assert_eq!(sessions.lock().len(), MAX_SESSIONS);
         assert!(sessions.find(&first).is_none());
     }
 
@@ -142,22 +143,25 @@ mod tests {
         let sessions = Sessions::default();
         let (cookie, _) = sessions.begin("ops", Role::Read);
         let ended = sessions.find(&cookie).unwrap();
-        assert!(tokio::time::timeout(LASTS / 2, ended.over()).await.is_err(), "it goes on");
+        assert!(
+            tokio::time::timeout(SESSION_LIFETIME / 2, ended.closed()).await.is_err(),
+            "the session continues"
+        );
         sessions.end(&cookie);
-        ended.over().await;
+        ended.closed().await;
 
         let (cookie, _) = sessions.begin("ops", Role::Read);
-        let pushed_out = sessions.find(&cookie).unwrap();
+        let evicted = sessions.find(&cookie).unwrap();
         tokio::time::advance(Duration::from_secs(1)).await;
-        for _ in 0..MOST {
+        for _ in 0..MAX_SESSIONS {
             sessions.begin("ops", Role::Read);
         }
-        assert!(tokio::time::timeout(LASTS / 2, pushed_out.over()).await.is_ok());
+        assert!(tokio::time::timeout(SESSION_LIFETIME / 2, evicted.closed()).await.is_ok());
 
         let (cookie, _) = sessions.begin("ops", Role::Read);
         let expired = sessions.find(&cookie).unwrap();
         let began = Instant::now();
-        expired.over().await;
-        assert!(began.elapsed() >= LASTS && sessions.find(&cookie).is_none());
+        expired.closed().await;
+        assert!(began.elapsed() >= SESSION_LIFETIME && sessions.find(&cookie).is_none());
     }
 }

@@ -1,16 +1,17 @@
-//! Slows down those who guess tokens.
+//! Limits attempts to guess tokens.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How many addresses are remembered; the one that was quiet longest goes first.
-const MOST: usize = 10_000;
+/// Maximum number of addresses that are tracked; the one with the oldest failure is evicted first.
+const MAX_ADDRESSES: usize = 10_000;
 
-/// Failed attempts by address, of IPv6 by network: a bucket each, which fills up again over a minute.
+/// Failed attempts by address (IPv6: by /64 network): one token bucket each, refilled over a
+/// minute.
 pub(crate) struct Throttle {
-    /// How many attempts may fail in a minute.
+    /// Number of attempts that may fail per minute.
     per_minute: u32,
     failed: Mutex<HashMap<Option<IpAddr>, Bucket>>,
 }
@@ -26,26 +27,26 @@ impl Throttle {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Option<IpAddr>, Bucket>> {
-        self.failed.lock().expect("no one panics while holding the failed attempts")
+        self.failed.lock().expect("the lock on the failed attempts is never poisoned")
     }
 
-    /// How long this address has to wait before another wrong token is answered as such. Those whose address is not known
-    /// share one.
+    /// Remaining wait before another wrong token of this address gets a 401 again. Clients with an
+    /// unknown address share one bucket.
     pub(crate) fn wait(&self, of: Option<IpAddr>, now: Instant) -> Option<Duration> {
         let failed = self.lock();
         let left = self.left(failed.get(&of.map(network))?, now);
         (left < 1.0).then(|| Duration::from_secs_f64((1.0 - left) * 60.0 / f64::from(self.per_minute)))
     }
 
-    /// An attempt failed.
+    /// Records a failed attempt.
     pub(crate) fn count(&self, of: Option<IpAddr>, now: Instant) {
         let of = of.map(network);
         let mut failed = self.lock();
-        if failed.len() >= MOST
+        if failed.len() >= MAX_ADDRESSES
             && !failed.contains_key(&of)
-            && let Some(quiet) = failed.iter().min_by_key(|(_, bucket)| bucket.at).map(|(ip, _)| *ip)
+            && let Some(oldest) = failed.iter().min_by_key(|(_, bucket)| bucket.at).map(|(ip, _)| *ip)
         {
-            failed.remove(&quiet);
+            failed.remove(&oldest);
         }
         let full = Bucket { left: f64::from(self.per_minute), at: now };
         let bucket = failed.entry(of).or_insert(full);
@@ -58,7 +59,7 @@ impl Throttle {
     }
 }
 
-/// An IPv6 address without its lower half: a network of that size is what one host is given.
+/// An IPv6 address reduced to its /64 network, which is usually assigned to one host.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -105,12 +106,12 @@ mod tests {
     }
 
     #[test]
-    fn it_remembers_no_more_than_it_should() {
+    fn the_number_of_tracked_addresses_is_bounded() {
         let throttle = Throttle::new(1);
         let now = Instant::now();
-        for n in 0..u32::try_from(MOST).unwrap() + 10 {
+        for n in 0..u32::try_from(MAX_ADDRESSES).unwrap() + 10 {
             throttle.count(Some(IpAddr::from(n.to_be_bytes())), now);
         }
-        assert_eq!(throttle.lock().len(), MOST);
+        assert_eq!(throttle.lock().len(), MAX_ADDRESSES);
     }
 }

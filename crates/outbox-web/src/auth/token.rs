@@ -1,4 +1,4 @@
-//! Who may ask, and for what.
+//! Bearer tokens and roles.
 
 use std::fmt;
 
@@ -12,23 +12,23 @@ use utoipa::ToSchema;
 
 use crate::builder::BuildError;
 
-/// The shortest secret that is taken.
-pub(crate) const SHORTEST: usize = 16;
+/// Minimum length of a secret, in characters.
+pub(crate) const MIN_SECRET_LEN: usize = 16;
 
-/// What somebody may do. Each role may do what those before it may.
+/// Permissions of a token. Each role includes the permissions of the roles before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// See everything but payloads.
+    /// Read everything except payloads.
     Read,
-    /// Also see payloads, replay, skip, cancel, pause and resume.
+    /// Also read payloads, replay, skip, cancel, pause and resume.
     Operate,
-    /// Also change payloads, reset publishers and purge.
+    /// Also edit payloads, reset publishers and purge.
     Admin,
 }
 
 impl Role {
-    /// As it stands in settings.
+    /// Name of the role in settings.
     pub fn as_str(self) -> &'static str {
         match self {
             Role::Read => "read",
@@ -44,7 +44,7 @@ impl fmt::Display for Role {
     }
 }
 
-/// A bearer token: whose it is and what it allows. Only the digest of the secret is kept.
+/// A bearer token: its name and its role. Only the digest of the secret is stored.
 ///
 /// ```
 /// use outbox_web::{Role, Token};
@@ -65,43 +65,43 @@ pub struct Token {
     pub(crate) name: String,
     pub(crate) role: Role,
     digest: [u8; 32],
-    /// Whether the secret was long enough; not known of one that came as a digest.
+    /// Whether the secret was too short; not known of a token that was given as a digest.
     pub(crate) is_short: bool,
 }
 
 impl Token {
-    /// A token with this secret, of at least 16 characters. The name is what the audit says.
+    /// A token with this secret, of at least 16 characters. The name appears in audit entries.
     pub fn new(name: impl Into<String>, role: Role, secret: impl AsRef<str>) -> Self {
         let secret = secret.as_ref();
-        let is_short = secret.chars().count() < SHORTEST;
+        let is_short = secret.chars().count() < MIN_SECRET_LEN;
         Self { name: name.into(), role, digest: digest(secret), is_short }
     }
 
-    /// A token of whose secret only the digest is known: `sha256:` and 64 hexadecimal digits.
+    /// A token given by the digest of its secret: `sha256:` and 64 hexadecimal digits.
     pub fn of_digest(name: impl Into<String>, role: Role, digest: &str) -> Result<Self, BuildError> {
         let name = name.into();
         let digits = digest.strip_prefix("sha256:").unwrap_or_default();
-        let digest = from_hex(digits).ok_or_else(|| BuildError::Digest { name: name.clone() })?;
+        let digest = from_hex(digits).ok_or_else(|| BuildError::InvalidDigest { name: name.clone() })?;
         Ok(Self { name, role, digest, is_short: false })
     }
 
-    /// A token with a secret of 256 random bits, and that secret.
+    /// A token with a secret of 256 random bits. Returns the token and the secret.
     pub fn random(name: impl Into<String>, role: Role) -> (Self, String) {
         let secret = random_text();
         (Self::new(name, role, &secret), secret)
     }
 
-    /// Whose it is.
+    /// The name of the token.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it allows.
+    /// The role of the token.
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// Takes the same time whatever the difference.
+    /// Compares in constant time.
     pub(crate) fn is(&self, digest: &[u8; 32]) -> bool {
         self.digest.ct_eq(digest).into()
     }
@@ -117,7 +117,7 @@ pub(crate) fn digest(secret: &str) -> [u8; 32] {
     Sha256::digest(secret.as_bytes()).into()
 }
 
-/// 256 random bits as text.
+/// 256 random bits, base64url-encoded.
 pub(crate) fn random_text() -> String {
     let mut bytes = [0; 32];
     rand::rng().fill_bytes(&mut bytes);
@@ -125,7 +125,7 @@ pub(crate) fn random_text() -> String {
 }
 
 fn from_hex(digits: &str) -> Option<[u8; 32]> {
-    // `from_str_radix` would take a sign for a digit.
+    // `from_str_radix` would accept a sign.
     if digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return None;
     }
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_digest_is_refused_without_showing_it() {
+    fn an_invalid_digest_is_rejected_without_showing_it() {
         let (no_digits, signs) =
             (format!("sha256:{}", "g".repeat(64)), format!("sha256:{}", "+f".repeat(32)));
         for wrong in ["", "sha256:", "sha256:12", "md5:00", &no_digits, &signs, "hunter2"] {

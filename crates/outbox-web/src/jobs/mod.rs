@@ -1,6 +1,7 @@
-//! Work that takes long: it goes on after the answer, tells how far it is, and can be stopped.
+//! Long-running work: continues after the response, reports its progress, and can be stopped.
 //!
-//! Jobs live in memory. One that a restart ends has done what it has done; the audit shows that nobody wrote down its end.
+//! Jobs are kept in memory. A job that a restart interrupts keeps the changes that it has made; its
+//! audit entry then has no outcome.
 
 mod pace;
 
@@ -18,17 +19,17 @@ use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
 
 pub(crate) use self::pace::Pace;
-use crate::deeds::Noted;
-use crate::problem::{Answer, Kind, Problem};
+use crate::audit::Pending;
+use crate::problem::{ApiResult, Kind, Problem};
 use crate::views::Count;
 
-/// How many jobs run at once.
-const RUNNING: usize = 4;
+/// Maximum number of jobs that run at once.
+const MAX_RUNNING: usize = 4;
 
-/// How many are remembered, those that run among them.
-const KEPT: usize = 100;
+/// Maximum number of jobs that are remembered, including running jobs.
+const MAX_KEPT: usize = 100;
 
-/// All jobs, the oldest first, and how many more may start.
+/// All jobs, oldest first, and the permits for further jobs.
 pub(crate) struct Jobs {
     kept: Mutex<VecDeque<Arc<Job>>>,
     permits: Arc<Semaphore>,
@@ -36,15 +37,15 @@ pub(crate) struct Jobs {
 
 impl Default for Jobs {
     fn default() -> Self {
-        Self { kept: Mutex::default(), permits: Arc::new(Semaphore::new(RUNNING)) }
+        Self { kept: Mutex::default(), permits: Arc::new(Semaphore::new(MAX_RUNNING)) }
     }
 }
 
-/// One of the few jobs that may run at once: taken before anything is counted or written down, so that requests that come
-/// together cannot all find a free one.
+/// Permit for one of the [`MAX_RUNNING`] jobs. Acquired before anything is counted or audited, so
+/// that concurrent requests cannot all find the same permit free.
 pub(crate) struct JobPermit(OwnedSemaphorePermit);
 
-/// One piece of work.
+/// A running or finished job.
 pub(crate) struct Job {
     id: String,
     kind: &'static str,
@@ -64,21 +65,21 @@ struct End {
     error: Option<String>,
 }
 
-/// Where a job stands.
+/// State of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum JobState {
-    /// It runs.
+    /// The job is running.
     Running,
-    /// It has done everything.
+    /// The job has finished its work.
     Done,
-    /// Somebody stopped it. What it had done stays done.
+    /// The job was stopped by a request. Changes made before that remain.
     Stopped,
-    /// It could not go on.
+    /// The job has failed.
     Failed,
 }
 
-/// A job as it stands.
+/// Progress and result of a job.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({
     "id": "01jd2q7m3t5v9xkq8b4n6c0zra", "kind": "dead.replay", "database": "main", "actor": "ops", "state": "running",
@@ -86,33 +87,33 @@ pub(crate) enum JobState {
     "error": null,
 }))]
 pub(crate) struct JobView {
-    /// Its id.
+    /// The id of the job.
     id: String,
-    /// What it does: `dead.replay` or `purge`.
+    /// The kind of the job: `dead.replay` or `purge`.
     kind: &'static str,
-    /// In which database.
+    /// The database that the job works on.
     database: String,
-    /// Who started it.
+    /// The name of the token that started the job.
     actor: String,
-    /// Where it stands.
+    /// The state of the job.
     state: JobState,
-    /// How many events it has changed.
+    /// Number of rows changed so far.
     done: u64,
-    /// How many there were when it began, if they were counted.
+    /// Number of rows at the start; null if they were not counted.
     total: Option<u64>,
-    /// Whether there were more than that: counting stopped there.
+    /// Whether there were more rows than `total`: counting stops at a limit.
     more: bool,
-    /// How many a second it changes at most.
+    /// Maximum number of rows changed per second; null without a limit.
     rate: Option<u32>,
-    /// When it began.
+    /// When the job started.
     started_at: DateTime<Utc>,
-    /// When it ended.
+    /// When the job ended.
     finished_at: Option<DateTime<Utc>>,
-    /// Why it failed.
+    /// Why the job failed.
     error: Option<String>,
 }
 
-/// What a job is to be.
+/// Description of a job to start.
 pub(crate) struct NewJob {
     pub(crate) kind: &'static str,
     pub(crate) actor: String,
@@ -122,28 +123,28 @@ pub(crate) struct NewJob {
 
 impl Jobs {
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Arc<Job>>> {
-        self.kept.lock().expect("no one panics while holding the jobs")
+        self.kept.lock().expect("the lock on the jobs is never poisoned")
     }
 
-    /// Permission to start another one.
-    pub(crate) fn permit(&self) -> Answer<JobPermit> {
+    /// Acquires the permit for another job.
+    pub(crate) fn permit(&self) -> ApiResult<JobPermit> {
         self.permits.clone().try_acquire_owned().map(JobPermit).map_err(|_| {
-            Problem::new(Kind::TooMany, format!("{RUNNING} jobs run already, or are about to start"))
-                .advice("Wait for one to end, or stop one: POST /api/outbox/jobs/{id}/stop.")
+            Problem::new(Kind::TooMany, format!("{MAX_RUNNING} jobs are already running or starting"))
+                .advice("Wait for a job to finish, or stop one: POST /api/outbox/jobs/{id}/stop.")
                 .retry_after(std::time::Duration::from_secs(5))
         })
     }
 
-    /// Starts a job whose beginning was written down; its end will be.
-    pub(crate) fn start<W, F>(&self, permit: JobPermit, new: NewJob, noted: Noted, work: W) -> Arc<Job>
+    /// Starts a job whose audit entry is stored; the entry is completed when the job ends.
+    pub(crate) fn start<W, F>(&self, permit: JobPermit, new: NewJob, pending: Pending, work: W) -> Arc<Job>
     where
         W: FnOnce(Arc<Job>) -> F,
-        F: Future<Output = Answer<()>> + Send + 'static,
+        F: Future<Output = ApiResult<()>> + Send + 'static,
     {
         let job = Arc::new(Job {
             id: EventId::generate().as_str().to_lowercase(),
             kind: new.kind,
-            database: noted.database.name.clone(),
+            database: pending.database.name.clone(),
             actor: new.actor,
             started_at: Utc::now(),
             rate: new.rate,
@@ -152,7 +153,7 @@ impl Jobs {
             stop: CancellationToken::new(),
             end: Mutex::new(None),
         });
-        self.keep(job.clone());
+        self.remember(job.clone());
         let work = AssertUnwindSafe(work(job.clone())).catch_unwind();
         let running = job.clone();
         tokio::spawn(async move {
@@ -167,17 +168,17 @@ impl Jobs {
                 None if state == JobState::Stopped => "stopped".to_owned(),
                 None => "done".to_owned(),
             };
-            noted.end(&outcome, Some(running.done())).await;
-            running.ends(End { at: Utc::now(), state, error });
+            pending.finish(&outcome, Some(running.done())).await;
+            running.finish(End { at: Utc::now(), state, error });
             drop(permit.0);
         });
         job
     }
 
-    fn keep(&self, job: Arc<Job>) {
+    fn remember(&self, job: Arc<Job>) {
         let mut jobs = self.lock();
-        if jobs.len() >= KEPT
-            && let Some(ended) = jobs.iter().position(|job| !job.runs())
+        if jobs.len() >= MAX_KEPT
+            && let Some(ended) = jobs.iter().position(|job| !job.is_running())
         {
             jobs.remove(ended);
         }
@@ -188,7 +189,7 @@ impl Jobs {
         self.lock().iter().find(|job| job.id == id).cloned()
     }
 
-    /// All of them, the newest first.
+    /// All jobs, newest first.
     pub(crate) fn list(&self) -> Vec<JobView> {
         self.lock().iter().rev().map(|job| job.view()).collect()
     }
@@ -203,7 +204,7 @@ impl Job {
         &self.database
     }
 
-    /// So many more were changed.
+    /// Adds to the number of changed rows.
     pub(crate) fn add(&self, count: u64) {
         self.done.fetch_add(count, Ordering::Relaxed);
     }
@@ -212,20 +213,20 @@ impl Job {
         self.done.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn runs(&self) -> bool {
-        self.ended().is_none()
+    pub(crate) fn is_running(&self) -> bool {
+        self.lock_end().is_none()
     }
 
-    fn ended(&self) -> std::sync::MutexGuard<'_, Option<End>> {
-        self.end.lock().expect("no one panics while holding the end of a job")
+    fn lock_end(&self) -> std::sync::MutexGuard<'_, Option<End>> {
+        self.end.lock().expect("the lock on a job's end is never poisoned")
     }
 
-    fn ends(&self, end: End) {
-        *self.ended() = Some(end);
+    fn finish(&self, end: End) {
+        *self.lock_end() = Some(end);
     }
 
     pub(crate) fn view(&self) -> JobView {
-        let end = self.ended();
+        let end = self.lock_end();
         JobView {
             id: self.id.clone(),
             kind: self.kind,

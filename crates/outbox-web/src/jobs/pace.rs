@@ -1,41 +1,43 @@
-//! Keeps a job to so many events a second.
+//! Limits a job to a number of rows per second.
 
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-/// The largest batch.
-const BATCH: usize = 500;
+/// Maximum number of rows in a batch.
+const MAX_BATCH: usize = 500;
 
-/// How fast a job may go.
+/// Pacing of a job.
 pub(crate) struct Pace {
     rate: Option<u32>,
     began: Instant,
-    moved: u64,
+    changed: u64,
 }
 
 impl Pace {
     pub(crate) fn new(rate: Option<u32>) -> Self {
-        Self { rate, began: Instant::now(), moved: 0 }
+        Self { rate, began: Instant::now(), changed: 0 }
     }
 
-    /// How many to change at once: a tenth of a second's worth.
+    /// Number of rows to change at once: the rate of a tenth of a second.
     pub(crate) fn batch(&self) -> usize {
-        self.rate.map_or(BATCH, |rate| (rate as usize / 10).clamp(1, BATCH))
+        self.rate.map_or(MAX_BATCH, |rate| (rate as usize / 10).clamp(1, MAX_BATCH))
     }
 
-    /// So many were changed: waits until the next may be. False: it is to stop.
-    pub(crate) async fn wait(&mut self, moved: u64, stop: &CancellationToken) -> bool {
-        self.moved += moved;
+    /// Adds to the number of changed rows and waits until the next batch is due. Returns false if
+    /// the job is to stop.
+    pub(crate) async fn wait(&mut self, changed: u64, stop: &CancellationToken) -> bool {
+        self.changed += changed;
         tokio::select! {
             () = stop.cancelled() => false,
             () = tokio::time::sleep(self.due().saturating_sub(self.began.elapsed())) => !stop.is_cancelled(),
         }
     }
 
-    /// When what was changed so far is due to have been.
+    /// Time after the start at which the rows changed so far are due.
     fn due(&self) -> Duration {
-        self.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(self.moved as f64 / f64::from(rate)))
+        self.rate
+            .map_or(Duration::ZERO, |rate| Duration::from_secs_f64(self.changed as f64 / f64::from(rate)))
     }
 }
 
@@ -44,14 +46,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_bounds_batches_and_says_when_the_next_is_due() {
-        assert_eq!(Pace::new(None).batch(), BATCH);
+    fn a_rate_bounds_batches_and_sets_when_the_next_is_due() {
+        assert_eq!(Pace::new(None).batch(), MAX_BATCH);
         assert_eq!(Pace::new(Some(1)).batch(), 1);
         assert_eq!(Pace::new(Some(1_000)).batch(), 100);
-        assert_eq!(Pace::new(Some(100_000)).batch(), BATCH);
-        let pace = Pace { moved: 50, ..Pace::new(Some(100)) };
+        assert_eq!(Pace::new(Some(100_000)).batch(), MAX_BATCH);
+        let pace = Pace { changed: 50, ..Pace::new(Some(100)) };
         assert_eq!(pace.due(), Duration::from_millis(500));
-        assert_eq!(Pace { moved: 50, ..Pace::new(None) }.due(), Duration::ZERO);
+        assert_eq!(Pace { changed: 50, ..Pace::new(None) }.due(), Duration::ZERO);
     }
 
     #[tokio::test]

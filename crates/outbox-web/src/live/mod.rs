@@ -1,10 +1,10 @@
-//! What goes on, every second.
+//! Samples of each database, once a second.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! | --- | --- |
-//! | `sampler` | asks a database, once a second for all who listen, and not at all while nobody does |
-//! | `rates` | what relays count becomes events a second |
-//! | `tick` | what is told |
+//! | `sampler` | queries a database once a second for all streams, and not at all without streams |
+//! | `rates` | converts the counters of relays to events per second |
+//! | `tick` | the samples |
 
 mod rates;
 mod sampler;
@@ -16,175 +16,184 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 
-pub(crate) use self::sampler::MOST;
+pub(crate) use self::sampler::COUNT_LIMIT;
 use self::sampler::Sampler;
 pub(crate) use self::tick::{OverviewView, Point, Tick, milliseconds};
-use crate::databases::All;
-use crate::problem::{Answer, Kind, Problem};
+use crate::databases::DatabaseSources;
+use crate::problem::{ApiResult, Kind, Problem};
 
-/// How often a database is asked.
-const EVERY: Duration = Duration::from_secs(1);
+/// Interval between two samples.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How many seconds are remembered: a quarter of an hour.
-const KEPT: usize = 15 * 60;
+/// Number of samples kept: 15 minutes.
+const HISTORY_LEN: usize = 15 * 60;
 
-/// How many seconds nobody may listen before it stops asking.
-const ALONE: u32 = 5;
+/// Number of seconds without a stream after which sampling stops.
+const IDLE_SECONDS: u32 = 5;
 
-/// After how much time what was told last says nothing any more.
-const STALE: Duration = Duration::from_secs(10);
+/// Age from which the latest sample is no longer used.
+const STALE_AFTER: Duration = Duration::from_secs(10);
 
-/// How many may listen at once.
-const LISTENERS: usize = 64;
+/// Maximum number of open streams.
+const MAX_STREAMS: usize = 64;
 
-/// How many of them may be of one token, its sessions included: one token must not take the places of all others.
-const LISTENERS_OF_ONE: usize = 16;
+/// Maximum number of open streams per token, including its sessions: one token must not use up the
+/// streams of all others.
+const MAX_STREAMS_PER_TOKEN: usize = 16;
 
-/// Everything that is listened to, by database.
+/// Live samples, by database.
 pub(crate) struct Live {
     channels: Mutex<HashMap<String, Arc<Channel>>>,
-    places: Arc<Semaphore>,
-    /// The places of each token that has open streams.
+    permits: Arc<Semaphore>,
+    /// Permits of each token that has opened a stream.
     by_caller: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
 impl Default for Live {
     fn default() -> Self {
-        let places = Arc::new(Semaphore::new(LISTENERS));
-        Self { channels: Mutex::default(), places, by_caller: Mutex::default() }
+        let permits = Arc::new(Semaphore::new(MAX_STREAMS));
+        Self { channels: Mutex::default(), permits, by_caller: Mutex::default() }
     }
 }
 
-/// One database.
+/// Samples of one database.
 struct Channel {
-    state: Mutex<State>,
+    state: Mutex<ChannelState>,
     sender: broadcast::Sender<Arc<Tick>>,
 }
 
 #[derive(Default)]
-struct State {
+struct ChannelState {
     kept: VecDeque<Arc<Tick>>,
-    sampled: bool,
+    sampling: bool,
 }
 
-/// Somebody who listens.
-pub(crate) struct Listening {
+/// A stream of samples.
+pub(crate) struct LiveStream {
     pub(crate) history: Vec<Arc<Tick>>,
     pub(crate) ticks: broadcast::Receiver<Arc<Tick>>,
-    pub(crate) place: Place,
+    pub(crate) permit: StreamPermit,
 }
 
-/// A place among all listeners, and among those of one token. Given back when dropped.
-pub(crate) struct Place {
+/// Permit for a stream, among all streams and among those of one token. Released on drop.
+pub(crate) struct StreamPermit {
     _of_all: OwnedSemaphorePermit,
     _of_caller: OwnedSemaphorePermit,
 }
 
 impl Live {
     fn channel(&self, database: &str) -> Arc<Channel> {
-        let mut channels = self.channels.lock().expect("no one panics while holding the channels");
+        let mut channels = self.channels.lock().expect("the lock on the channels is never poisoned");
         let new = || Arc::new(Channel { state: Mutex::default(), sender: broadcast::channel(16).0 });
         channels.entry(database.to_owned()).or_insert_with(new).clone()
     }
 
-    /// A place for a listener with the token of this name.
-    fn place(&self, caller: &str) -> Answer<Place> {
+    /// Acquires the permit for a stream of the token with this name.
+    fn permit(&self, caller: &str) -> ApiResult<StreamPermit> {
         let too_many = |detail: String| {
             Problem::new(Kind::TooMany, detail)
-                .advice("Close a dashboard that is not looked at.")
+                .advice("Close a dashboard that is not in use.")
                 .retry_after(Duration::from_secs(10))
         };
         let of_caller = {
-            let mut callers = self.by_caller.lock().expect("no one panics while holding the places");
-            let new = || Arc::new(Semaphore::new(LISTENERS_OF_ONE));
+            let mut callers = self.by_caller.lock().expect("the lock on the permits is never poisoned");
+            let new = || Arc::new(Semaphore::new(MAX_STREAMS_PER_TOKEN));
             callers.entry(caller.to_owned()).or_insert_with(new).clone()
         };
         let of_caller = of_caller.try_acquire_owned().map_err(|_| {
-            too_many(format!("{LISTENERS_OF_ONE} streams with the token `{caller}` are open already"))
+            too_many(format!("{MAX_STREAMS_PER_TOKEN} streams with the token `{caller}` are already open"))
         })?;
-        let of_all = self.places.clone().try_acquire_owned();
-        let of_all = of_all.map_err(|_| too_many(format!("{LISTENERS} streams are open already")))?;
-        Ok(Place { _of_all: of_all, _of_caller: of_caller })
+        let of_all = self.permits.clone().try_acquire_owned();
+        let of_all = of_all.map_err(|_| too_many(format!("{MAX_STREAMS} streams are already open")))?;
+        Ok(StreamPermit { _of_all: of_all, _of_caller: of_caller })
     }
 
-    /// Listens from now on. The first who listens has the database asked.
-    pub(crate) fn listen(&self, databases: &All, database: &str, caller: &str) -> Answer<Listening> {
-        let place = self.place(caller)?;
+    /// Opens a stream. The first stream of a database starts its sampler.
+    pub(crate) fn open_stream(
+        &self,
+        databases: &DatabaseSources,
+        database: &str,
+        caller: &str,
+    ) -> ApiResult<LiveStream> {
+        let permit = self.permit(caller)?;
         let channel = self.channel(database);
         let mut state = channel.lock();
         let (history, ticks) = (state.kept.iter().cloned().collect(), channel.sender.subscribe());
-        if !std::mem::replace(&mut state.sampled, true) {
+        if !std::mem::replace(&mut state.sampling, true) {
             tokio::spawn(sample(channel.clone(), databases.clone(), database.to_owned()));
         }
         drop(state);
-        Ok(Listening { history, ticks, place })
+        Ok(LiveStream { history, ticks, permit })
     }
 
-    /// The last quarter of an hour, as far as somebody listened.
+    /// The last 15 minutes, as far as a stream was open.
     pub(crate) fn history(&self, database: &str) -> Vec<Point> {
         self.channel(database).lock().kept.iter().map(|tick| tick.point.clone()).collect()
     }
 
-    /// What was told last, unless that was long ago.
+    /// The latest sample, unless it is stale.
     pub(crate) fn latest(&self, database: &str) -> Option<Arc<Tick>> {
         let latest = self.channel(database).lock().kept.back().cloned()?;
-        (latest.heard.elapsed() < STALE).then_some(latest)
+        (latest.sampled_at.elapsed() < STALE_AFTER).then_some(latest)
     }
 }
 
 impl Channel {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().expect("no one panics while holding the seconds")
+    fn lock(&self) -> std::sync::MutexGuard<'_, ChannelState> {
+        self.state.lock().expect("the lock on the samples is never poisoned")
     }
 
-    fn tell(&self, tick: Tick) {
+    fn publish(&self, tick: Tick) {
         let tick = Arc::new(tick);
         let mut state = self.lock();
-        let oldest = tick.point.at - chrono::Duration::from_std(EVERY * KEPT as u32).unwrap_or_default();
-        while state.kept.len() >= KEPT || state.kept.front().is_some_and(|kept| kept.point.at < oldest) {
+        let oldest = tick.point.at
+            - chrono::Duration::from_std(SAMPLE_INTERVAL * HISTORY_LEN as u32).unwrap_or_default();
+        while state.kept.len() >= HISTORY_LEN || state.kept.front().is_some_and(|kept| kept.point.at < oldest)
+        {
             state.kept.pop_front();
         }
-        // A second in which nothing is known is told, but no part of the history.
+        // A failed sample is sent to the streams, but is not part of the history.
         if tick.error.is_none() {
             state.kept.push_back(tick.clone());
         }
         drop(state);
-        // Nobody may be listening any more.
+        // An error means that no stream is open any more.
         let _ = self.sender.send(tick);
     }
 
-    /// Whether to stop, nobody having come in the last moment.
+    /// Whether to stop sampling. Checked under the lock, since a stream may have been opened in the
+    /// meantime.
     fn may_stop(&self) -> bool {
         let mut state = self.lock();
-        state.sampled = self.sender.receiver_count() > 0;
-        !state.sampled
+        state.sampling = self.sender.receiver_count() > 0;
+        !state.sampling
     }
 }
 
-/// Lets the next who listens start anew, should this one panic.
-struct Sampling(Arc<Channel>);
+/// Allows the next stream to start a new sampler if this one panics.
+struct SamplerGuard(Arc<Channel>);
 
-impl Drop for Sampling {
+impl Drop for SamplerGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.lock().sampled = false;
+            self.0.lock().sampling = false;
         }
     }
 }
 
-async fn sample(channel: Arc<Channel>, databases: All, name: String) {
-    let _sampling = Sampling(channel.clone());
+async fn sample(channel: Arc<Channel>, databases: DatabaseSources, name: String) {
+    let _guard = SamplerGuard(channel.clone());
     let mut sampler = Sampler::new();
-    let mut clock = tokio::time::interval(EVERY);
+    let mut clock = tokio::time::interval(SAMPLE_INTERVAL);
     clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut alone = 0;
+    let mut idle = 0;
     loop {
         clock.tick().await;
-        alone = if channel.sender.receiver_count() == 0 { alone + 1 } else { 0 };
-        if alone > ALONE && channel.may_stop() {
+        idle = if channel.sender.receiver_count() == 0 { idle + 1 } else { 0 };
+        if idle > IDLE_SECONDS && channel.may_stop() {
             return;
         }
-        let store = databases.choose(Some(&name)).ok().map(|chosen| chosen.store);
-        channel.tell(sampler.look(store).await);
+        let store = databases.resolve(Some(&name)).ok().map(|database| database.store);
+        channel.publish(sampler.sample(store).await);
     }
 }

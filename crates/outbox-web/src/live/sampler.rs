@@ -1,4 +1,4 @@
-//! Asks one database every second, for all who listen.
+//! Samples one database every second, for all its streams.
 
 use std::time::{Duration, Instant};
 
@@ -6,57 +6,57 @@ use chrono::Utc;
 use outbox::LogAdmin;
 use outbox::store::SharedStore;
 
-use super::rates::{Flow, Rates, Written};
-use super::tick::{Behind, Point, Tick, TypeRate, milliseconds};
+use super::rates::{Rates, Throughput, WriteRate};
+use super::tick::{Point, PublisherLag, Tick, TypeRate, milliseconds};
 use crate::routes::nodes::failing;
 use crate::routes::publishers::outages_of;
 
-/// How far counts go. A dashboard need not know more.
-pub(crate) const MOST: u64 = 10_000;
+/// Limit of the counts.
+pub(crate) const COUNT_LIMIT: u64 = 10_000;
 
-/// How long the database may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of the queries of a sample.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many types are told.
-const TYPES: usize = 100;
+/// Maximum number of event types in a sample.
+const MAX_TYPES: usize = 100;
 
-/// What has to be remembered from one second to the next.
+/// State kept between two samples.
 pub(crate) struct Sampler {
     began: Instant,
     rates: Rates,
-    written: Written,
-    first: bool,
+    written: WriteRate,
+    is_first: bool,
 }
 
 impl Sampler {
     pub(crate) fn new() -> Self {
-        Self { began: Instant::now(), rates: Rates::default(), written: Written::default(), first: true }
+        Self { began: Instant::now(), rates: Rates::default(), written: WriteRate::default(), is_first: true }
     }
 
-    /// What is so now. Without a store, or if it does not answer, it says so.
-    pub(crate) async fn look(&mut self, store: Option<SharedStore>) -> Tick {
-        let Some(store) = store else { return nothing("the database is not there at the moment") };
-        match tokio::time::timeout(PATIENCE, self.ask(&store)).await {
+    /// Takes a sample. Without a store, or if the store does not respond, the sample has an error.
+    pub(crate) async fn sample(&mut self, store: Option<SharedStore>) -> Tick {
+        let Some(store) = store else { return failed("the database is not open") };
+        match tokio::time::timeout(TIMEOUT, self.query(&store)).await {
             Ok(Ok(tick)) => tick,
             Ok(Err(error)) => {
-                tracing::debug!(%error, store = store.name(), "cannot tell how it goes");
-                nothing("the database does not answer")
+                tracing::debug!(%error, store = store.name(), "cannot sample the database");
+                failed("the database does not respond")
             }
-            Err(_) => nothing("the database does not answer in time"),
+            Err(_) => failed("the database did not respond in time"),
         }
     }
 
-    async fn ask(&mut self, store: &SharedStore) -> outbox::Result<Tick> {
-        let overview = store.overview(MOST).await?;
+    async fn query(&mut self, store: &SharedStore) -> outbox::Result<Tick> {
+        let overview = store.overview(COUNT_LIMIT).await?;
         let nodes = store.nodes().await?;
         let lag = if store.log().is_some() { LogAdmin::new(store.clone()).lag().await? } else { Vec::new() };
         let now = self.began.elapsed();
-        let flow = self.rates.hear(now, &nodes);
-        let written = self.written.hear(now, overview.last_seq);
-        // What was before the first look is not known.
-        let known = !std::mem::replace(&mut self.first, false);
+        let throughput = self.rates.update(now, &nodes);
+        let written = self.written.update(now, overview.last_seq);
+        // Rates are unknown in the first sample.
+        let known = !std::mem::replace(&mut self.is_first, false);
         let known = |rate: f64| known.then_some(round(rate));
-        let behind = |lag: outbox::PairLag| Behind {
+        let behind = |lag: outbox::PairLag| PublisherLag {
             topic: lag.id.topic().to_owned(),
             publisher: lag.id.publisher().to_owned(),
             status: lag.status.as_str(),
@@ -65,13 +65,13 @@ impl Sampler {
         let point = Point {
             at: overview.now,
             written: written.map(round),
-            delivered: known(flow.delivered),
-            retried: known(flow.failed),
-            dead: known(flow.dead),
-            deferred: known(flow.deferred),
-            p50: flow.took(0.50).map(round),
-            p95: flow.took(0.95).map(round),
-            p99: flow.took(0.99).map(round),
+            delivered: known(throughput.delivered),
+            retried: known(throughput.failed),
+            dead: known(throughput.dead),
+            deferred: known(throughput.deferred),
+            p50: throughput.percentile(0.50).map(round),
+            p95: throughput.percentile(0.95).map(round),
+            p99: throughput.percentile(0.99).map(round),
             oldest: Some(overview.oldest_due.map_or(0, milliseconds)),
             publishers: lag.into_iter().map(behind).collect(),
         };
@@ -80,34 +80,34 @@ impl Sampler {
             overview: Some(overview.into()),
             outages: outages_of(&nodes),
             failing: failing(&nodes),
-            types: types(&flow),
+            types: types(&throughput),
             relays: nodes.iter().filter(|node| node.is_running()).count(),
             error: None,
             by_node: self.rates.delivered_by_node(),
-            heard: Instant::now(),
+            sampled_at: Instant::now(),
         })
     }
 }
 
-fn types(flow: &Flow) -> Vec<TypeRate> {
+fn types(throughput: &Throughput) -> Vec<TypeRate> {
     let rate = |(name, [delivered, failed, dead]): (&String, &[f64; 3])| TypeRate {
         event_type: name.clone(),
         delivered: round(*delivered),
         failed: round(*failed),
         dead: round(*dead),
     };
-    let mut types: Vec<TypeRate> = flow.types.iter().map(rate).collect();
+    let mut types: Vec<TypeRate> = throughput.types.iter().map(rate).collect();
     types.sort_by(|a, b| (b.delivered + b.failed).total_cmp(&(a.delivered + a.failed)));
-    types.truncate(TYPES);
+    types.truncate(MAX_TYPES);
     types
 }
 
-/// Nobody reads more digits.
+/// Rounds to two decimal places.
 fn round(rate: f64) -> f64 {
     (rate * 100.0).round() / 100.0
 }
 
-fn nothing(error: &str) -> Tick {
+fn failed(error: &str) -> Tick {
     let point = Point {
         at: Utc::now(),
         written: None,
@@ -130,6 +130,6 @@ fn nothing(error: &str) -> Tick {
         relays: 0,
         error: Some(error.to_owned()),
         by_node: std::collections::HashMap::new(),
-        heard: Instant::now(),
+        sampled_at: Instant::now(),
     }
 }

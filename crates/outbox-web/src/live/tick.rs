@@ -1,4 +1,4 @@
-//! What is told every second.
+//! Samples, as sent once a second.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,112 +12,112 @@ use crate::routes::nodes::TaskErrorView;
 use crate::routes::publishers::OutageView;
 use crate::views::Count;
 
-/// One second, as charts show it. Rates are events a second; null: not known.
+/// One second, for charts. Rates are events per second; null means unknown.
 #[derive(Clone, Serialize, ToSchema)]
 #[schema(example = json!({
     "at": "2026-01-31T12:00:00Z", "written": 120.0, "delivered": 118.5, "retried": 1.5, "dead": 0.0, "deferred": 0.0,
     "p50": 6.1, "p95": 14.0, "p99": 30.2, "oldest": 40, "publishers": [],
 }))]
 pub(crate) struct Point {
-    /// When, by the clock of the database.
+    /// Time of the sample, by the clock of the database.
     pub(crate) at: DateTime<Utc>,
     /// Events written.
     pub(crate) written: Option<f64>,
     /// Events delivered.
     pub(crate) delivered: Option<f64>,
-    /// Attempts that failed and are followed by another.
+    /// Failed attempts that are followed by a retry.
     pub(crate) retried: Option<f64>,
-    /// Events given up.
+    /// Events dead-lettered.
     pub(crate) dead: Option<f64>,
-    /// Times that an event was put off without an attempt.
+    /// Times that an event was deferred without an attempt.
     pub(crate) deferred: Option<f64>,
-    /// Half of the events were done within so many milliseconds of being due.
+    /// Median time from due to settled, in milliseconds.
     pub(crate) p50: Option<f64>,
-    /// The same of 95 %.
+    /// The 95th percentile of that time.
     pub(crate) p95: Option<f64>,
-    /// The same of 99 %.
+    /// The 99th percentile of that time.
     pub(crate) p99: Option<f64>,
-    /// How long the oldest due event has waited, in milliseconds; 0 if none is due.
+    /// Age of the oldest due event, in milliseconds; 0 if none is due.
     pub(crate) oldest: Option<u64>,
-    /// How far behind publishers of the log are.
-    pub(crate) publishers: Vec<Behind>,
+    /// Lag of the publishers of the log.
+    pub(crate) publishers: Vec<PublisherLag>,
 }
 
-/// How far behind a publisher is.
+/// Lag of a publisher in a topic.
 #[derive(Clone, Serialize, ToSchema)]
-pub(crate) struct Behind {
+pub(crate) struct PublisherLag {
     /// The topic.
     pub(crate) topic: String,
     /// The publisher.
     pub(crate) publisher: String,
     /// `ACTIVE`, `PAUSED` or `FAILED`.
     pub(crate) status: &'static str,
-    /// How many positions.
+    /// Number of positions between the publisher and the end of the log.
     pub(crate) behind: u64,
 }
 
-/// One second, with everything that is known.
+/// One complete sample.
 #[derive(Clone, Serialize, ToSchema)]
 pub(crate) struct Tick {
-    /// For charts.
+    /// The values for charts.
     #[serde(flatten)]
     pub(crate) point: Point,
-    /// What stands in the table; null if the database does not answer.
+    /// The state of the table; null if the database does not respond.
     pub(crate) overview: Option<OverviewView>,
-    /// What cannot be reached.
+    /// Destinations that are unavailable.
     pub(crate) outages: Vec<OutageView>,
-    /// Errors that keep relays from delivering.
+    /// Errors that prevent relays from delivering.
     pub(crate) failing: Vec<TaskErrorView>,
-    /// By event type, those with the most first; at most a hundred.
+    /// By event type, the busiest first; at most a hundred.
     pub(crate) types: Vec<TypeRate>,
-    /// How many relays run.
+    /// Number of running relays.
     pub(crate) relays: usize,
-    /// Why nothing is known this second.
+    /// Why the sample failed.
     pub(crate) error: Option<String>,
     #[serde(skip)]
     pub(crate) by_node: HashMap<String, f64>,
-    /// By the clock of this process, which may differ from the database's.
+    /// By the clock of this process, which may differ from the clock of the database.
     #[serde(skip)]
-    pub(crate) heard: Instant,
+    pub(crate) sampled_at: Instant,
 }
 
-/// How fast events of a type go.
+/// Rates of an event type.
 #[derive(Clone, Serialize, ToSchema)]
 pub(crate) struct TypeRate {
-    /// The type; `…` for all others.
+    /// The event type; `…` for all other types.
     pub(crate) event_type: String,
-    /// Delivered a second.
+    /// Events delivered per second.
     pub(crate) delivered: f64,
-    /// Failed attempts a second.
+    /// Failed attempts per second.
     pub(crate) failed: f64,
-    /// Given up a second.
+    /// Events dead-lettered per second.
     pub(crate) dead: f64,
 }
 
-/// What stands in the table, at a glance.
+/// Summary of the table.
 #[derive(Clone, Serialize, ToSchema)]
 pub(crate) struct OverviewView {
     /// The clock of the database.
     pub(crate) now: DateTime<Utc>,
-    /// To be delivered now, those that somebody holds among them.
+    /// Events that are due, including claimed events.
     pub(crate) due: Count,
-    /// To be delivered later, retries among them.
+    /// Events that are due later, including retries.
     pub(crate) delayed: Count,
-    /// Failed before, and to be tried again.
+    /// Events that have failed and are to be retried.
     pub(crate) retrying: Count,
-    /// Held by a relay.
+    /// Events claimed by a relay.
     pub(crate) held: Count,
-    /// Given up.
+    /// Dead events.
     pub(crate) dead: Count,
-    /// How long the oldest due event has waited.
+    /// Age of the oldest due event, in milliseconds.
     pub(crate) oldest_due_ms: Option<u64>,
-    /// When something last became DONE or DEAD.
+    /// When an event last became DONE or DEAD.
     pub(crate) last_settled: Option<DateTime<Utc>>,
-    /// The relay that leads the whole table, if one does.
+    /// The relay that is the leader of the table, in modes with a leader.
     pub(crate) leader: Option<String>,
-    /// The greatest number that an event was given; 0 if it is not known.
+    /// The greatest sequence number; 0 if unknown.
     pub(crate) last_seq: i64,
-    /// How many rows the table has, as the database itself estimates.
+    /// Number of rows in the table, as estimated by the database.
     pub(crate) rows: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Who changed what.
+//! Audit entries.
 
 use axum::Json;
 use axum::extract::State;
@@ -6,77 +6,77 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::extract::{Params, choose, page_size};
-use crate::problem::{Answer, Problem};
+use crate::extract::{Params, find_database, page_size};
+use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 
-/// From where on, and how many.
+/// Query of the audit.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Listing {
-    /// The name of the database, where there are several.
+pub(crate) struct AuditQuery {
+    /// The name of the database, if there are several.
     #[param(max_length = 64, example = "main")]
     database: Option<String>,
-    /// Only what was written down before this place: `next` of the last page.
+    /// Only entries before this id: `next` of the previous page.
     #[param(minimum = 1)]
     before: Option<i64>,
-    /// How many to show; 50 if not set.
+    /// Number of entries per page; 50 by default.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<usize>,
 }
 
-/// Some entries, and where to go on.
+/// A page of audit entries.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Entries {
-    /// The newest first.
+    /// The entries, newest first.
     entries: Vec<EntryView>,
-    /// What `before` is for the next page; null: the end was reached.
+    /// The value of `before` for the next page; null on the last page.
     next: Option<i64>,
 }
 
-/// What somebody did.
+/// An audit entry.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({
     "id": 17, "at": "2026-01-31T12:00:00Z", "actor": "ops", "via": "api", "action": "event.replay",
     "target": "01JD2Q7M3T5V9XKQ8B4N6C0ZRA", "details": null, "outcome": "done", "count": 1,
 }))]
 pub(crate) struct EntryView {
-    /// Its place in the book.
+    /// The id of the entry.
     id: i64,
-    /// When it began.
+    /// When the action started.
     at: DateTime<Utc>,
-    /// Who: the name of the token.
+    /// The name of the token.
     actor: String,
-    /// Which way: `api`, `cli`, …
+    /// The interface: `api`, `cli`, …
     via: String,
-    /// What was done.
+    /// The action.
     action: String,
-    /// To what.
+    /// The object of the action.
     target: Option<String>,
-    /// What else there is to say.
+    /// Details of the action.
     details: Option<String>,
-    /// What came of it; null if nobody said: it runs, or its process ended.
+    /// The outcome; null if the action is still running, or its process has ended.
     outcome: Option<String>,
-    /// How many things were changed.
+    /// Number of rows changed.
     count: Option<u64>,
 }
 
-/// Audit
+/// List audit entries
 ///
-/// Every change, and every look at a payload: written down before it is done.
-#[utoipa::path(get, path = "/outbox/audit", tag = "audit", params(Listing),
-    responses((status = 200, description = "A page of the book", body = Entries)))]
+/// Every change and every read of a payload has an entry, which is stored before the action.
+#[utoipa::path(get, path = "/outbox/audit", tag = "audit", params(AuditQuery),
+    responses((status = 200, description = "A page of audit entries", body = Entries)))]
 pub(crate) async fn list(
     State(web): State<Shared>,
-    Params(listing): Params<Listing>,
-) -> Answer<Json<Entries>> {
-    let database = choose(&web, listing.database.as_deref())?;
-    let limit = page_size(listing.limit)?;
-    if listing.before.is_some_and(|before| before < 1) {
+    Params(query): Params<AuditQuery>,
+) -> ApiResult<Json<Entries>> {
+    let database = find_database(&web, query.database.as_deref())?;
+    let limit = page_size(query.limit)?;
+    if query.before.is_some_and(|before| before < 1) {
         return Err(Problem::bad("`before` must be at least 1"));
     }
-    let mut entries = database.store.audits(listing.before, limit + 1).await?;
+    let mut entries = database.store.audits(query.before, limit + 1).await?;
     let more = entries.len() > limit;
     entries.truncate(limit);
     let next = entries.last().filter(|_| more).map(|last| last.id);

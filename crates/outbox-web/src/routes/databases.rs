@@ -1,4 +1,4 @@
-//! Databases that are looked after.
+//! List of databases.
 
 use axum::Json;
 use axum::extract::State;
@@ -10,19 +10,19 @@ use crate::state::Shared;
 /// All databases.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct DatabaseList {
-    /// By name.
+    /// The databases, by name.
     databases: Vec<DatabaseView>,
 }
 
-/// A database, and how it is doing.
+/// A database and its state.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"name": "main", "state": "active", "reason": null}))]
 pub(crate) struct DatabaseView {
-    /// Its name: what `?database=` takes.
+    /// The name: the value of `?database=`.
     name: String,
-    /// How it is doing: `open`, `active`, `standing by`, `starting`, `failing`, …
+    /// The state: `open`, `active`, `standing by`, `starting`, `failing`, …
     state: String,
-    /// Why it fails, if it does.
+    /// Why the database is failing.
     reason: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Dead events: what there is, and bringing many of them back.
+//! Dead events: counts by type, and bulk replay.
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
@@ -9,125 +9,130 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::jobs::accepted;
+use crate::audit::AuditedChange;
 use crate::auth::Caller;
-use crate::deeds::Deeds;
-use crate::extract::{Input, Params, Place};
+use crate::extract::{DatabaseQuery, Input, Params};
 use crate::filter::{DeadFilter, count};
 use crate::jobs::{Job, JobView, NewJob, Pace};
-use crate::problem::{Answer, Kind, Problem};
+use crate::problem::{ApiResult, Kind, Problem};
 use crate::state::Shared;
 use crate::views::Count;
 
-/// How many dead events are looked at to tell their types.
-const LOOK_AT: usize = 10_000;
+/// Number of dead events scanned for the counts by type.
+const SCAN_LIMIT: usize = 10_000;
 
-/// Of the first dead events: how many of each type.
+/// Counts of dead events by type.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"types": [{"event_type": "order.placed", "count": 12, "oldest": "2026-01-31T12:00:00Z"}],
                           "looked_at": 12, "more": false}))]
-pub(crate) struct Types {
-    /// The most frequent first.
-    types: Vec<TypeView>,
-    /// How many events were looked at.
+pub(crate) struct DeadTypes {
+    /// The types, most frequent first.
+    types: Vec<DeadType>,
+    /// Number of events scanned.
     looked_at: u64,
-    /// Whether there are more.
+    /// Whether there are more dead events.
     more: bool,
 }
 
-/// How many events there are of a type.
+/// Number of dead events of a type.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct TypeView {
-    /// The type.
+pub(crate) struct DeadType {
+    /// The event type.
     event_type: String,
-    /// How many.
+    /// The number of dead events.
     count: u64,
-    /// When the oldest of them was stored.
+    /// When the oldest of these events was stored.
     oldest: Option<DateTime<Utc>>,
 }
 
-/// Which dead events to replay, and how.
+/// Request of a bulk replay.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"filter": {"event_type": "order.placed"}, "dry_run": true}))]
-pub(crate) struct Replay {
-    /// Which ones. Without any, `confirm_all` is needed.
+pub(crate) struct ReplayRequest {
+    /// The events to replay. An empty filter needs `confirm_all`.
     #[serde(default)]
     filter: DeadFilter,
-    /// Only count them.
+    /// Only count the events.
     #[serde(default)]
     dry_run: bool,
-    /// How many a second, at most; as fast as it goes if not set.
+    /// Maximum number of events per second; unlimited by default.
     #[schema(minimum = 1, maximum = 100_000)]
     rate: Option<u32>,
-    /// Yes, every dead event there is.
+    /// Confirms a replay of every dead event.
     #[serde(default)]
     confirm_all: bool,
 }
 
 /// Dead events by type
-#[utoipa::path(get, path = "/outbox/dead/types", tag = "dead", params(Place),
-    responses((status = 200, description = "Of the first ten thousand", body = Types)))]
-pub(crate) async fn types(State(web): State<Shared>, Params(place): Params<Place>) -> Answer<Json<Types>> {
-    let found = place.choose(&web)?.store.breakdown(Shelf::Dead, LOOK_AT).await?;
-    let view = |of: outbox::store::TypeCount| TypeView {
+#[utoipa::path(get, path = "/outbox/dead/types", tag = "dead", params(DatabaseQuery),
+    responses((status = 200, description = "Counts over the first ten thousand dead events", body = DeadTypes)))]
+pub(crate) async fn types(
+    State(web): State<Shared>,
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<DeadTypes>> {
+    let found = query.resolve(&web)?.store.breakdown(Shelf::Dead, SCAN_LIMIT).await?;
+    let view = |of: outbox::store::TypeCount| DeadType {
         event_type: of.event_type,
         count: of.count,
         oldest: of.oldest,
     };
     let types = found.types.into_iter().map(view).collect();
-    Ok(Json(Types { types, looked_at: found.looked_at, more: found.more }))
+    Ok(Json(DeadTypes { types, looked_at: found.looked_at, more: found.more }))
 }
 
 /// Replay dead events
 ///
-/// With `dry_run` they are only counted, up to ten thousand. Otherwise a job starts: see `Location`. Events are replayed oldest
-/// first; one that dies again meanwhile is not replayed twice.
-#[utoipa::path(post, path = "/outbox/dead/replay", tag = "dead", params(Place), request_body = Replay,
-    responses((status = 200, description = "With `dry_run`: how many there are", body = Count),
+/// With `dry_run` the events are only counted, up to ten thousand. Otherwise a job is started: see
+/// `Location`. Events are replayed oldest first; an event that is dead-lettered again during the
+/// job is not replayed twice.
+#[utoipa::path(post, path = "/outbox/dead/replay", tag = "dead", params(DatabaseQuery), request_body = ReplayRequest,
+    responses((status = 200, description = "With `dry_run`: the number of events", body = Count),
               (status = 202, description = "The job has started", body = JobView,
-               headers(("location" = String, description = "Where to see how far it is"))),
-              (status = 422, description = "It would be every dead event, and `confirm_all` is not set")))]
+               headers(("location" = String, description = "The path of the job"))),
+              (status = 422, description = "The filter is empty, and `confirm_all` is not set")))]
 pub(crate) async fn replay(
     State(web): State<Shared>,
     caller: Caller,
     uri: OriginalUri,
-    Params(place): Params<Place>,
-    Input(replay): Input<Replay>,
-) -> Answer<Response> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+    Input(replay): Input<ReplayRequest>,
+) -> ApiResult<Response> {
+    let database = query.resolve(&web)?;
     let filter = Filter { status: Some(Status::Dead), ..replay.filter.filter()? };
     let rate = rate(replay.rate)?;
     if replay.dry_run {
         return Ok(Json(count(&database.store, Shelf::Dead, &filter).await?).into_response());
     }
     if replay.filter.is_empty() && !replay.confirm_all {
-        return Err(Problem::new(Kind::NotConfirmed, "without a filter every dead event would be replayed")
-            .advice(
-                "Set a filter, or `\"confirm_all\": true`; `\"dry_run\": true` tells how many there are.",
-            ));
+        return Err(Problem::new(Kind::NotConfirmed, "an empty filter would replay every dead event")
+            .advice("Set a filter, or `\"confirm_all\": true`; `\"dry_run\": true` counts them."));
     }
     let permit = web.jobs.permit()?;
     let total = count(&database.store, Shelf::Dead, &filter).await?;
-    let details = serde_json::json!({"filter": replay.filter.told(), "rate": rate});
-    let noted = Deeds::new(&database, &caller, "dead.replay", "dead events").details(&details).note().await?;
+    let details = serde_json::json!({"filter": replay.filter.audit_details(), "rate": rate});
+    let pending = AuditedChange::new(&database, &caller, "dead.replay", "dead events")
+        .details(&details)
+        .begin()
+        .await?;
     let new = NewJob { kind: "dead.replay", actor: caller.name.clone(), rate, total: Some(total) };
     let store = database.store.clone();
-    let job = web.jobs.start(permit, new, noted, |job| replay_all(job, store, filter, rate));
+    let job = web.jobs.start(permit, new, pending, |job| replay_all(job, store, filter, rate));
     Ok(accepted(&uri, &job))
 }
 
-/// Batch by batch, by place in the table.
+/// Replays in batches, in the order of sequence numbers.
 async fn replay_all(
     job: std::sync::Arc<Job>,
     store: SharedStore,
     mut filter: Filter,
     rate: Option<u32>,
-) -> Answer<()> {
+) -> ApiResult<()> {
     let mut pace = Pace::new(rate);
     loop {
         let replayed = store.replay(&filter, pace.batch()).await?;
         job.add(replayed.moved);
-        // What dies again stays behind.
+        // An event that is dead-lettered again has a number that the job has passed.
         let Some(last) = replayed.last else { return Ok(()) };
         filter.after_seq = Some(last);
         if !pace.wait(replayed.moved, &job.stop).await {
@@ -136,7 +141,7 @@ async fn replay_all(
     }
 }
 
-pub(crate) fn rate(rate: Option<u32>) -> Answer<Option<u32>> {
+pub(crate) fn rate(rate: Option<u32>) -> ApiResult<Option<u32>> {
     match rate {
         Some(0) => Err(Problem::invalid("`rate` must be at least 1")),
         Some(rate) if rate > 100_000 => Err(Problem::invalid("`rate` must be at most 100000")),

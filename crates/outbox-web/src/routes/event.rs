@@ -1,4 +1,4 @@
-//! One event: facts, failed attempts, and why it is where it is.
+//! A single event: metadata, failed attempts, and why it has not been delivered.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -10,113 +10,115 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::auth::Caller;
 use crate::auth::token::Role;
-use crate::databases::Chosen;
-use crate::extract::{Params, Place};
-use crate::problem::{Answer, Problem};
+use crate::databases::Database;
+use crate::extract::{DatabaseQuery, Params};
+use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
 use crate::views::EventView;
 
-/// How many failed attempts are shown.
-const ATTEMPTS: usize = 100;
+/// Maximum number of failed attempts shown.
+const MAX_ATTEMPTS_SHOWN: usize = 100;
 
-/// One event: facts, failed attempts, and why it is where it is.
+/// A single event: metadata, failed attempts, and why it has not been delivered.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct OneEvent {
-    /// What is known of it.
+    /// Metadata of the event.
     event: EventFacts,
-    /// The last failed attempts, oldest first.
+    /// The latest failed attempts, oldest first.
     attempts: Vec<AttemptView>,
-    /// Why it has not been delivered yet, or what became of it.
+    /// Why the event has not been delivered, or how it was settled.
     explanation: ExplanationView,
 }
 
-/// An event, with more than a list shows. Payload and headers are told elsewhere, to those who may see them.
+/// Metadata of an event, with more fields than a list has. Payload and headers are served by
+/// another route, which needs the role `operate`.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct EventFacts {
-    /// What a list shows.
+    /// The fields of a list.
     #[serde(flatten)]
     row: EventView,
-    /// Its deduplication key.
+    /// The deduplication key.
     dedup_key: Option<String>,
-    /// When it happened, as its writer says.
+    /// When the event occurred, as set by its writer.
     occurred_at: Option<DateTime<Utc>>,
-    /// When it expires.
+    /// When the event expires.
     expires_at: Option<DateTime<Utc>>,
-    /// What its payload is.
+    /// The content type of the payload.
     content_type: Option<String>,
-    /// How large its headers are, as JSON.
+    /// Size of the headers as JSON, in bytes.
     headers_bytes: u64,
-    /// Why it cannot be read, if it cannot.
+    /// Why the event cannot be decoded.
     unreadable: Option<String>,
 }
 
-/// An attempt that failed.
+/// A failed attempt.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct AttemptView {
-    /// When.
+    /// When the attempt failed.
     at: DateTime<Utc>,
-    /// How many attempts there had been, this one among them if it counted. Begins anew with a replay.
+    /// Number of attempts so far, including this one if it was counted. A replay restarts the
+    /// number.
     number: u32,
-    /// Which relay's it was.
+    /// The relay of the attempt.
     node: String,
-    /// Whether the event died of it.
+    /// Whether the event was dead-lettered by this attempt.
     fatal: bool,
-    /// Why.
+    /// The error.
     error: String,
-    /// The start of what the receiver answered, if it answered. It may hold data: only for roles that see
-    /// payloads.
+    /// The start of the receiver's response, if there was one. It may contain data: only for roles
+    /// that may read payloads.
     detail: Option<String>,
 }
 
-/// Why an event has not been delivered yet, or what became of it.
+/// Why an event has not been delivered, or how it was settled.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({
-    "text": "Event 01JD2Q7M3T5V9XKQ8B4N6C0ZRA (order.placed) is dead …", "advice": "When the cause is fixed, replay it.",
+    "text": "Event 01JD2Q7M3T5V9XKQ8B4N6C0ZRA (order.placed) is dead …", "advice": "Fix the cause, then replay the event.",
     "reason": "dead", "reasons": [{"reason": "dead", "attempts": 5, "error": "the shop does not answer"}],
     "asked_at": "2026-01-31T12:02:00Z",
 }))]
 pub(crate) struct ExplanationView {
-    /// In a few plain sentences, with what to do.
+    /// The explanation in plain text, with advice.
     text: String,
-    /// What to do, if there is anything.
+    /// Advice, if there is any.
     advice: Option<String>,
-    /// The name of the reason that counts now.
+    /// The name of the current reason.
     reason: String,
-    /// Everything that stands in its way, for programs.
+    /// Everything that blocks the event, in machine-readable form.
     #[schema(value_type = Vec<Object>)]
     reasons: Vec<serde_json::Value>,
-    /// When, by the clock of the database.
+    /// When the explanation was computed, by the clock of the database.
     asked_at: DateTime<Utc>,
 }
 
-/// Which event.
+/// Path of an event.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
-#[expect(dead_code, reason = "tells the document of the path")]
-pub(crate) struct Which {
-    /// The id of the event, percent-encoded; or `seq:` and its place in the table. `seq:4711` is
-    /// always the event with the place 4711: an event whose id has this form is named by its own
-    /// place.
+#[expect(dead_code, reason = "only for the OpenAPI document")]
+pub(crate) struct EventPath {
+    /// The id of the event, percent-encoded; or `seq:` and its sequence number. `seq:4711` is
+    /// always the event with the sequence number 4711: an event whose id has this form is addressed
+    /// by its own sequence number.
     #[param(min_length = 1, example = "01JD2Q7M3T5V9XKQ8B4N6C0ZRA")]
     id: String,
 }
 
-/// One event
+/// Get an event
 ///
-/// Facts, the failed attempts, and why it has not been delivered yet. No payload.
-#[utoipa::path(get, path = "/outbox/events/{id}", tag = "events", params(Place, Which),
+/// Metadata, the failed attempts, and why the event has not been delivered. Without the payload.
+#[utoipa::path(get, path = "/outbox/events/{id}", tag = "events", params(DatabaseQuery, EventPath),
     responses((status = 200, description = "The event", body = OneEvent)))]
 pub(crate) async fn one(
     State(web): State<Shared>,
     caller: Caller,
     Path(id): Path<String>,
-    Params(place): Params<Place>,
-) -> Answer<Json<OneEvent>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<OneEvent>> {
+    let database = query.resolve(&web)?;
     let found = find(&database, id).await?;
     let attempts = match found.id() {
-        Ok(id) => database.store.attempts(id, ATTEMPTS).await?,
+        Ok(id) => database.store.attempts(id, MAX_ATTEMPTS_SHOWN).await?,
         // Attempts are stored by id.
         Err(_) => Vec::new(),
     };
@@ -145,7 +147,7 @@ pub(crate) async fn one(
 }
 
 impl AttemptView {
-    /// An attempt as this role may see it.
+    /// An attempt as visible to this role.
     fn new(attempt: &outbox::store::Attempt, role: Role) -> Self {
         let (error, detail) = outbox::split_detail(&attempt.error);
         Self {
@@ -159,18 +161,18 @@ impl AttemptView {
     }
 }
 
-/// The least role that sees payloads.
+/// The lowest role that may read payloads.
 const SEES_PAYLOADS: Role = Role::Operate;
 
-/// Why has it not been delivered yet?
-#[utoipa::path(get, path = "/outbox/events/{id}/explain", tag = "events", params(Place, Which),
-    responses((status = 200, description = "Why, and what to do", body = ExplanationView)))]
+/// Explain why an event has not been delivered
+#[utoipa::path(get, path = "/outbox/events/{id}/explain", tag = "events", params(DatabaseQuery, EventPath),
+    responses((status = 200, description = "The explanation, with advice", body = ExplanationView)))]
 pub(crate) async fn explain(
     State(web): State<Shared>,
     Path(id): Path<String>,
-    Params(place): Params<Place>,
-) -> Answer<Json<ExplanationView>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<ExplanationView>> {
+    let database = query.resolve(&web)?;
     let found = find(&database, id).await?;
     let explanation = explained(&database, &found).await?;
     if explanation.reason == "unknown" {
@@ -179,18 +181,19 @@ pub(crate) async fn explain(
     Ok(Json(explanation))
 }
 
-async fn explained(database: &Chosen, found: &Found) -> Answer<ExplanationView> {
+async fn explained(database: &Database, found: &Found) -> ApiResult<ExplanationView> {
     if let Ok(id) = found.id() {
         return Ok(Admin::new(database.store.clone()).explain(id).await?.into());
     }
-    // By id the event, the events ahead of it and the command that replays it would be another's.
+    // Looked up by id, the event, the events ahead of it and the replay command could belong to
+    // another event.
     let around = database.store.circumstances(&found.event.row.id).await?;
     let event = found.read(database).await?;
     let own = Circumstances { event, pending_ahead: None, dead_ahead: None, due_before: 0, ..around };
     let mut view = ExplanationView::from(Explanation::of(&EventId::from(found.name()), &own));
-    let (advised, advice) = (view.advice.take().unwrap_or_default(), found.in_sql());
-    let told = view.text.strip_suffix(&advised).unwrap_or(&view.text).trim_end();
-    view.text = format!("{told}\n{advice}");
+    let (general_advice, advice) = (view.advice.take().unwrap_or_default(), found.sql_advice());
+    let explanation = view.text.strip_suffix(&general_advice).unwrap_or(&view.text).trim_end();
+    view.text = format!("{explanation}\n{advice}");
     view.advice = Some(advice);
     Ok(view)
 }
@@ -210,72 +213,70 @@ impl From<Explanation> for ExplanationView {
     }
 }
 
-/// An event that a path names, without its payload.
+/// An event addressed by a path, without its payload.
 pub(crate) struct Found {
     pub(crate) event: EventMetadata,
-    /// Whether its id finds the same row. An id of a row in SQLite may be no UTF-8: the text that
-    /// is shown in its place finds no row, or the row of another event.
+    /// Whether the id finds the same row. The id of a row in SQLite may not be UTF-8: the
+    /// replacement text that is shown finds no row, or the row of another event.
     has_id: bool,
 }
 
 impl Found {
-    /// The id to act by.
-    pub(crate) fn id(&self) -> Answer<&EventId> {
+    /// The id, for operations that need one.
+    pub(crate) fn id(&self) -> ApiResult<&EventId> {
         if self.has_id {
             return Ok(&self.event.row.id);
         }
         let seq = self.event.row.seq;
-        let detail = format!("the id of the event at place {seq} cannot be read, and this needs an id");
-        Err(Problem::conflict(detail).advice(self.in_sql()))
+        let detail =
+            format!("the id of the event with seq {seq} cannot be decoded, and this operation needs an id");
+        Err(Problem::conflict(detail).advice(self.sql_advice()))
     }
 
-    /// How to change an event whose id cannot be read.
-    fn in_sql(&self) -> String {
-        format!(
-            "Change the row, or give it another `event_id`, in SQL: … WHERE seq = {}.",
-            self.event.row.seq
-        )
+    /// Advice for an event whose id cannot be decoded.
+    fn sql_advice(&self) -> String {
+        format!("Change the row, or set another `event_id`, in SQL: … WHERE seq = {}.", self.event.row.seq)
     }
 
-    /// What the audit and the answer call it.
+    /// Name of the event in audit entries and responses.
     pub(crate) fn name(&self) -> String {
         let row = &self.event.row;
         if self.has_id { row.id.to_string() } else { format!("seq:{}", row.seq) }
     }
 
-    /// Matches this row alone.
-    pub(crate) fn place(&self) -> Filter {
+    /// Filter that matches this row only.
+    pub(crate) fn row_filter(&self) -> Filter {
         let seq = self.event.row.seq;
         Filter { after_seq: Some(seq.saturating_sub(1)), upto_seq: Some(seq), ..Filter::default() }
     }
 
-    /// Reads the whole event.
-    pub(crate) async fn read(&self, database: &Chosen) -> Answer<Option<StoredEvent>> {
-        Ok(database.store.list(&self.place(), 1).await?.pop())
+    /// Reads the complete event.
+    pub(crate) async fn read(&self, database: &Database) -> ApiResult<Option<StoredEvent>> {
+        Ok(database.store.list(&self.row_filter(), 1).await?.pop())
     }
 
-    /// Makes the event new again. Returns whether it was dead.
-    pub(crate) async fn replay(&self, database: &Chosen) -> outbox::Result<bool> {
-        Ok(database.store.replay(&self.place(), 1).await?.moved > 0)
+    /// Replays the event. Returns whether it was dead.
+    pub(crate) async fn replay(&self, database: &Database) -> outbox::Result<bool> {
+        Ok(database.store.replay(&self.row_filter(), 1).await?.moved > 0)
     }
 }
 
-/// The event that a path names. An id may have any characters, percent-encoded. `seq:4711` is the
-/// event with this place in the table, even if another event has that text for an id: writers
-/// choose ids, and must not choose which row an operator changes. An event with such an id is named
-/// by its own place.
-pub(crate) async fn find(database: &Chosen, named: String) -> Answer<Found> {
-    if let Some(seq) = named.strip_prefix("seq:").and_then(|seq| seq.parse().ok()) {
+/// Finds the event addressed by a path. An id may contain any characters, percent-encoded.
+/// `seq:4711` is the event with this sequence number, even if another event has that text as its
+/// id: writers choose ids, and must not choose which row an operator changes. An event with such an
+/// id is addressed by its own sequence number.
+pub(crate) async fn find(database: &Database, name: String) -> ApiResult<Found> {
+    if let Some(seq) = name.strip_prefix("seq:").and_then(|seq| seq.parse().ok()) {
         let found = find_at(database, seq).await?;
-        return found.ok_or_else(|| unknown(&EventId::from(named)));
+        return found.ok_or_else(|| unknown(&EventId::from(name)));
     }
-    let id = EventId::from(named);
+    let id = EventId::from(name);
     let found = database.store.metadata(&id).await?;
     found.map(|event| Found { event, has_id: true }).ok_or_else(|| unknown(&id))
 }
 
-/// The event with this place in the table.
-pub(crate) async fn find_at(database: &Chosen, seq: i64) -> Answer<Option<Found>> {
+/// Finds the event with this sequence number.
+pub(crate) async fn find_at(database: &Database, seq: i64) -> ApiResult<Option<Found>> {
     let Some(event) = database.store.metadata_at(seq).await? else { return Ok(None) };
     let has_id = match event.unreadable {
         None => true,
@@ -285,6 +286,6 @@ pub(crate) async fn find_at(database: &Chosen, seq: i64) -> Answer<Option<Found>
 }
 
 pub(crate) fn unknown(id: &EventId) -> Problem {
-    Problem::not_found(format!("there is no event `{}`", text::shown(id.as_str())))
+    Problem::not_found(format!("event `{}` not found", text::printable(id.as_str())))
         .advice("It may have been purged or cancelled, or be in another database.")
 }

@@ -1,4 +1,4 @@
-//! Lists of events, page by page.
+//! List of events.
 
 use axum::Json;
 use axum::extract::State;
@@ -7,37 +7,37 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::age::Age;
-use crate::cursor::Mark;
-use crate::extract::{Params, choose, page_size};
-use crate::problem::Answer;
+use crate::cursor::PageCursor;
+use crate::extract::{Params, find_database, page_size};
+use crate::problem::ApiResult;
 use crate::state::Shared;
 use crate::text;
 use crate::views::EventView;
 
-/// How many rows are looked at for one page, at most.
-const LOOK_AT: usize = 5_000;
+/// Maximum number of rows scanned for one page.
+const SCAN_LIMIT: usize = 5_000;
 
-/// Which events, in which order, from where on.
+/// Query of the list of events.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Listing {
-    /// The name of the database, where there are several.
+pub(crate) struct EventQuery {
+    /// The name of the database, if there are several.
     #[param(max_length = 64, example = "main")]
     database: Option<String>,
-    /// Which shelf; `pending` if not set.
+    /// The status; `pending` by default.
     #[param(inline)]
-    status: Option<Wanted>,
-    /// `oldest` or `newest` first; the oldest if not set.
+    status: Option<StatusFilter>,
+    /// `oldest` or `newest` first; `oldest` by default.
     #[param(inline)]
     order: Option<Order>,
-    /// Only this type.
+    /// Only this event type.
     #[param(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     event_type: Option<String>,
-    /// Only this type of aggregate.
+    /// Only this aggregate type.
     #[param(min_length = 1, max_length = 64, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     aggregate_type: Option<String>,
-    /// Only this aggregate.
+    /// Only this aggregate id.
     #[param(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     aggregate_id: Option<String>,
     /// Only this tenant.
@@ -49,96 +49,98 @@ pub(crate) struct Listing {
     /// Only this correlation id.
     #[param(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     correlation_id: Option<String>,
-    /// Only those stored more recently than this, such as 2h; of done and dead events, those settled more recently.
+    /// Only events stored more recently than this, such as 2h; of done and dead events, those
+    /// settled more recently.
     #[param(value_type = Option<String>, pattern = "^[0-9]{1,6}(ms|s|m|h|d)$")]
     within: Option<Age>,
-    /// Only those stored longer ago than this; of done and dead events, those settled longer ago.
+    /// Only events stored longer ago than this; of done and dead events, those settled longer ago.
     #[param(value_type = Option<String>, pattern = "^[0-9]{1,6}(ms|s|m|h|d)$")]
     before: Option<Age>,
-    /// Where the last page ended: its `next`.
+    /// The cursor: `next` of the previous page.
     #[param(min_length = 1, max_length = 100)]
     cursor: Option<String>,
-    /// How many events to show; 50 if not set.
+    /// Number of events per page; 50 by default.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<usize>,
 }
 
-/// Where events stand.
+/// Status of events.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Wanted {
-    /// Still to be delivered: `new` or `retry`.
+pub(crate) enum StatusFilter {
+    /// Not settled yet: `new` or `retry`.
     #[default]
     Pending,
-    /// To be delivered for the first time.
+    /// Not attempted yet.
     New,
-    /// Failed, and to be tried again.
+    /// Failed, and to be retried.
     Retry,
     /// Delivered.
     Done,
-    /// Given up.
+    /// Dead-lettered.
     Dead,
 }
 
-/// What comes first.
+/// Order of the list.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Order {
-    /// The oldest.
+    /// Oldest first.
     #[default]
     Oldest,
-    /// The newest.
+    /// Newest first.
     Newest,
 }
 
-/// Some events, and where to go on.
+/// A page of events.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Events {
-    /// Those that match. Where few do, a page may have few or none, and still go on.
+    /// The matching events. If few events match, a page may be short or empty although there is a
+    /// next page.
     events: Vec<EventView>,
-    /// What `cursor` is for the next page; null: the end was reached.
+    /// The value of `cursor` for the next page; null on the last page.
     next: Option<String>,
 }
 
 /// List events
 ///
-/// Page by page, in the order of an index, without payloads. Nothing is counted and nothing sorted, so it takes as long with a
-/// million events as with a hundred.
-#[utoipa::path(get, path = "/outbox/events", tag = "events", params(Listing),
+/// Paginated in index order, without payloads. Nothing is counted or sorted, so the time of a
+/// request does not depend on the number of events.
+#[utoipa::path(get, path = "/outbox/events", tag = "events", params(EventQuery),
     responses((status = 200, description = "A page of events", body = Events),
-              (status = 422, description = "The cursor is not one of this list")))]
+              (status = 422, description = "The cursor belongs to another list")))]
 pub(crate) async fn list(
     State(web): State<Shared>,
-    Params(listing): Params<Listing>,
-) -> Answer<Json<Events>> {
-    let database = choose(&web, listing.database.as_deref())?;
-    let wanted = listing.status.unwrap_or_default();
-    let newest_first = listing.order.unwrap_or_default() == Order::Newest;
+    Params(query): Params<EventQuery>,
+) -> ApiResult<Json<Events>> {
+    let database = find_database(&web, query.database.as_deref())?;
+    let wanted = query.status.unwrap_or_default();
+    let newest_first = query.order.unwrap_or_default() == Order::Newest;
     let shelf = match wanted {
-        Wanted::Pending | Wanted::New | Wanted::Retry => Shelf::Pending,
-        Wanted::Done => Shelf::Done,
-        Wanted::Dead => Shelf::Dead,
+        StatusFilter::Pending | StatusFilter::New | StatusFilter::Retry => Shelf::Pending,
+        StatusFilter::Done => Shelf::Done,
+        StatusFilter::Dead => Shelf::Dead,
     };
-    let after = match &listing.cursor {
-        Some(cursor) => Some(Mark::decode(cursor, shelf, newest_first)?),
+    let after = match &query.cursor {
+        Some(cursor) => Some(PageCursor::decode(cursor, shelf, newest_first)?),
         None => None,
     };
-    let limit = page_size(listing.limit)?;
-    let filter = listing.filter(shelf)?;
-    let ask = PageAsk { shelf, filter, newest_first, after, limit, look_at: LOOK_AT.max(limit) };
-    let page = database.store.page(&ask).await?;
+    let limit = page_size(query.limit)?;
+    let filter = query.filter(shelf)?;
+    let request = PageAsk { shelf, filter, newest_first, after, limit, look_at: SCAN_LIMIT.max(limit) };
+    let page = database.store.page(&request).await?;
     let is_wanted = |event: &EventView| match wanted {
-        Wanted::New => event.status == "NEW",
-        Wanted::Retry => event.status == "RETRY",
+        StatusFilter::New => event.status == "NEW",
+        StatusFilter::Retry => event.status == "RETRY",
         _ => true,
     };
     let events = page.rows.into_iter().map(EventView::from).filter(is_wanted).collect();
-    let next = page.next.map(|at| Mark { shelf, newest_first, at }.encode());
+    let next = page.next.map(|at| PageCursor { shelf, newest_first, at }.encode());
     Ok(Json(Events { events, next }))
 }
 
-impl Listing {
-    fn filter(&self, shelf: Shelf) -> Answer<Filter> {
+impl EventQuery {
+    fn filter(&self, shelf: Shelf) -> ApiResult<Filter> {
         let checked = |name: &str, text: &Option<String>, longest: usize| match text {
             Some(text) => text::check(name, text, longest).map(|()| Some(text.clone())),
             None => Ok(None),

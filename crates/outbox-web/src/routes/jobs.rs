@@ -1,4 +1,4 @@
-//! Jobs: how far they are, and stopping them.
+//! Jobs: their progress, and stopping them.
 
 use axum::Json;
 use axum::extract::{OriginalUri, Path, State};
@@ -7,25 +7,25 @@ use axum::response::{IntoResponse as _, Response};
 use serde::Serialize;
 use utoipa::{IntoParams, ToSchema};
 
+use crate::audit::{AuditedChange, Changed};
 use crate::auth::Caller;
-use crate::deeds::{Deeds, Happened};
 use crate::jobs::{Job, JobView};
-use crate::problem::{Answer, Problem};
+use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
 
-/// Jobs of this server since it started; the last hundred.
+/// Jobs since the start of the server; the latest hundred.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct JobList {
-    /// The newest first.
+    /// The jobs, newest first.
     jobs: Vec<JobView>,
 }
 
-/// Which job.
+/// Path of a job.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
-#[expect(dead_code, reason = "tells the document of the path")]
-pub(crate) struct WhichJob {
+#[expect(dead_code, reason = "only for the OpenAPI document")]
+pub(crate) struct JobPath {
     /// The id of the job.
     #[param(min_length = 1, max_length = 36, example = "01jd2q7m3t5v9xkq8b4n6c0zra")]
     id: String,
@@ -33,53 +33,53 @@ pub(crate) struct WhichJob {
 
 /// List jobs
 #[utoipa::path(get, path = "/outbox/jobs", tag = "jobs",
-    responses((status = 200, description = "The newest first", body = JobList)))]
+    responses((status = 200, description = "The jobs, newest first", body = JobList)))]
 pub(crate) async fn list(State(web): State<Shared>) -> Json<JobList> {
     Json(JobList { jobs: web.jobs.list() })
 }
 
-/// One job
-#[utoipa::path(get, path = "/outbox/jobs/{id}", tag = "jobs", params(WhichJob),
-    responses((status = 200, description = "How far it is", body = JobView)))]
-pub(crate) async fn one(State(web): State<Shared>, Path(id): Path<String>) -> Answer<Json<JobView>> {
+/// Get a job
+#[utoipa::path(get, path = "/outbox/jobs/{id}", tag = "jobs", params(JobPath),
+    responses((status = 200, description = "The job", body = JobView)))]
+pub(crate) async fn one(State(web): State<Shared>, Path(id): Path<String>) -> ApiResult<Json<JobView>> {
     web.jobs.find(&id).map(|job| Json(job.view())).ok_or_else(|| unknown(&id))
 }
 
 /// Stop a job
 ///
-/// After the batch that it is at. What it has done stays done.
-#[utoipa::path(post, path = "/outbox/jobs/{id}/stop", tag = "jobs", params(WhichJob),
-    responses((status = 200, description = "It stops", body = JobView), (status = 409, description = "It has ended already")))]
+/// The job stops after its current batch. Changes made before that remain.
+#[utoipa::path(post, path = "/outbox/jobs/{id}/stop", tag = "jobs", params(JobPath),
+    responses((status = 200, description = "The job stops", body = JobView), (status = 409, description = "The job has already ended")))]
 pub(crate) async fn stop(
     State(web): State<Shared>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Answer<Json<JobView>> {
+) -> ApiResult<Json<JobView>> {
     let job = web.jobs.find(&id).ok_or_else(|| unknown(&id))?;
-    if !job.runs() {
-        return Err(Problem::conflict(format!("the job `{id}` has ended already")));
+    if !job.is_running() {
+        return Err(Problem::conflict(format!("job `{id}` has already ended")));
     }
-    let database = web.databases.choose(Some(job.database()))?;
-    Deeds::new(&database, &caller, "job.stop", job.id())
+    let database = web.databases.resolve(Some(job.database()))?;
+    AuditedChange::new(&database, &caller, "job.stop", job.id())
         .carry_out(async {
             job.stop.cancel();
-            Ok(Happened { count: 1, outcome: () })
+            Ok(Changed { count: 1, outcome: () })
         })
         .await?;
     Ok(Json(job.view()))
 }
 
-/// 202, and where to look.
+/// A 202 response with the path of the job.
 pub(crate) fn accepted(OriginalUri(uri): &OriginalUri, job: &Job) -> Response {
-    // Whoever mounts the router elsewhere has something before this.
-    let before = uri.path().split("/api/outbox/").next().unwrap_or_default();
-    let place = format!("{before}/api/outbox/jobs/{}", job.id());
-    let place = HeaderValue::from_str(&place).unwrap_or(HeaderValue::from_static("/api/outbox/jobs"));
-    (StatusCode::ACCEPTED, [(header::LOCATION, place)], Json(job.view())).into_response()
+    // The application may have mounted the router below a path.
+    let prefix = uri.path().split("/api/outbox/").next().unwrap_or_default();
+    let location = format!("{prefix}/api/outbox/jobs/{}", job.id());
+    let location = HeaderValue::from_str(&location).unwrap_or(HeaderValue::from_static("/api/outbox/jobs"));
+    (StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(job.view())).into_response()
 }
 
 fn unknown(id: &str) -> Problem {
-    Problem::not_found(format!("there is no job `{}`", text::shown(id))).advice(
-        "Jobs are forgotten when the server restarts, and after a hundred others; the audit remembers.",
+    Problem::not_found(format!("job `{}` not found", text::printable(id))).advice(
+        "Only the latest hundred jobs since the start of the server are kept; the audit has an entry for every job.",
     )
 }

@@ -1,4 +1,4 @@
-//! Joins: many steps, and what follows when all are settled.
+//! Joins: steps, and the follow-up that is written when all steps are settled.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -8,88 +8,88 @@ use outbox::{Admin, EventId, Join, JoinId, JoinStatus, Step};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+use crate::audit::{AuditedChange, Changed};
 use crate::auth::Caller;
 use crate::cursor::{decode_id, encode_id};
-use crate::databases::Chosen;
-use crate::deeds::{Deeds, Happened};
-use crate::extract::{Params, Place, choose, page_size};
-use crate::problem::{Answer, Problem};
+use crate::databases::Database;
+use crate::extract::{DatabaseQuery, Params, find_database, page_size};
+use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
 
-/// Which joins.
+/// Query of the list of joins.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Listing {
-    /// The name of the database, where there are several.
+pub(crate) struct JoinQuery {
+    /// The name of the database, if there are several.
     #[param(max_length = 64, example = "main")]
     database: Option<String>,
-    /// Only those that stand so.
+    /// Only joins with this status.
     #[param(inline)]
-    status: Option<Standing>,
-    /// Only those of this group.
+    status: Option<JoinStatusFilter>,
+    /// Only joins with this grouping key.
     #[param(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1F\\x7F-\\x9F]+$")]
     group: Option<String>,
-    /// Where the last page ended: its `next`.
+    /// The cursor: `next` of the previous page.
     #[param(min_length = 1, max_length = 100)]
     after: Option<String>,
-    /// How many to show; 50 if not set.
+    /// Number of joins per page; 50 by default.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<usize>,
 }
 
-/// Where a join stands.
+/// Status of a join.
 #[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Standing {
-    /// Not all steps are settled, or nobody has said what follows.
+pub(crate) enum JoinStatusFilter {
+    /// Not all steps are settled, or the follow-up has not been set.
     Pending,
-    /// All steps are done, and what follows was written.
+    /// All steps are done, and the follow-up was written.
     Completed,
-    /// Some failed, and what follows a failure was written.
+    /// Some steps failed, and the follow-up for a failure was written.
     Failed,
-    /// Given up: nothing follows.
+    /// Cancelled: no follow-up is written.
     Cancelled,
 }
 
-impl From<Standing> for JoinStatus {
-    fn from(standing: Standing) -> Self {
-        match standing {
-            Standing::Pending => JoinStatus::Pending,
-            Standing::Completed => JoinStatus::Completed,
-            Standing::Failed => JoinStatus::Failed,
-            Standing::Cancelled => JoinStatus::Cancelled,
+impl From<JoinStatusFilter> for JoinStatus {
+    fn from(status: JoinStatusFilter) -> Self {
+        match status {
+            JoinStatusFilter::Pending => JoinStatus::Pending,
+            JoinStatusFilter::Completed => JoinStatus::Completed,
+            JoinStatusFilter::Failed => JoinStatus::Failed,
+            JoinStatusFilter::Cancelled => JoinStatus::Cancelled,
         }
     }
 }
 
-/// From where on, and how many.
+/// Query of the list of steps.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct StepListing {
-    /// The name of the database, where there are several.
+pub(crate) struct StepQuery {
+    /// The name of the database, if there are several.
     #[param(max_length = 64, example = "main")]
     database: Option<String>,
-    /// Where the last page ended: its `next`.
+    /// The cursor: `next` of the previous page.
     #[param(min_length = 1, max_length = 100)]
     after: Option<String>,
-    /// How many to show; 50 if not set.
+    /// Number of steps per page; 50 by default.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<usize>,
 }
 
-/// Some joins, and where to go on.
+/// A page of joins.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Joins {
-    /// Oldest first.
+    /// The joins, oldest first.
     joins: Vec<JoinView>,
-    /// What `after` is for the next page; null: the end was reached.
+    /// The value of `after` for the next page; null on the last page.
     next: Option<String>,
 }
 
-/// A join as it stands.
+/// A join.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({
     "id": "01JD2Q7M3T5V9XKQ8B4N6C0ZRA", "status": "PENDING", "grouping_key": "import-7", "expected": 10, "attached": 10,
@@ -97,36 +97,36 @@ pub(crate) struct Joins {
     "updated_at": "2026-01-31T12:01:00Z",
 }))]
 pub(crate) struct JoinView {
-    /// Its id.
+    /// The id of the join.
     id: String,
     /// `PENDING`, `COMPLETED`, `FAILED` or `CANCELLED`.
     status: String,
-    /// What it belongs to.
+    /// The grouping key.
     grouping_key: Option<String>,
-    /// How many steps it waits for.
+    /// Number of steps that the join waits for.
     expected: u32,
-    /// How many it knows.
+    /// Number of steps attached.
     attached: u32,
-    /// How many are done.
+    /// Number of steps completed.
     completed: u32,
-    /// How many are dead.
+    /// Number of steps failed.
     failed: u32,
-    /// Whether somebody has said what follows.
+    /// Whether the follow-up has been set.
     awaited: bool,
-    /// What its maker wrote down with it; only where one join is shown.
+    /// Metadata set by the application; null in lists.
     metadata: Option<String>,
-    /// When it was started.
+    /// When the join was started.
     created_at: DateTime<Utc>,
-    /// When it last changed.
+    /// When the join last changed.
     updated_at: DateTime<Utc>,
 }
 
-/// Some steps of a join, and where to go on.
+/// A page of steps.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Steps {
-    /// By id.
+    /// The steps, by event id.
     steps: Vec<StepView>,
-    /// What `after` is for the next page; null: the end was reached.
+    /// The value of `after` for the next page; null on the last page.
     next: Option<String>,
 }
 
@@ -134,36 +134,39 @@ pub(crate) struct Steps {
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"event_id": "01JD2Q7M3T5V9XKQ8B4N6C0ZRA", "status": "completed"}))]
 pub(crate) struct StepView {
-    /// Which event.
+    /// The id of the event.
     event_id: String,
-    /// `completed`, `failed`, or null: not settled.
+    /// `completed`, `failed`, or null if the step is not settled.
     status: Option<&'static str>,
 }
 
-/// Which join.
+/// Path of a join.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
-#[expect(dead_code, reason = "tells the document of the path")]
-pub(crate) struct Which {
+#[expect(dead_code, reason = "only for the OpenAPI document")]
+pub(crate) struct JoinPath {
     /// The id of the join.
     #[param(min_length = 1, max_length = 36, example = "01JD2Q7M3T5V9XKQ8B4N6C0ZRA")]
     id: String,
 }
 
 /// List joins
-#[utoipa::path(get, path = "/outbox/joins", tag = "joins", params(Listing),
+#[utoipa::path(get, path = "/outbox/joins", tag = "joins", params(JoinQuery),
     responses((status = 200, description = "A page of joins", body = Joins),
-              (status = 422, description = "The cursor is not one of this list")))]
-pub(crate) async fn list(State(web): State<Shared>, Params(listing): Params<Listing>) -> Answer<Json<Joins>> {
-    let database = choose(&web, listing.database.as_deref())?;
-    let limit = page_size(listing.limit)?;
-    if let Some(group) = &listing.group {
+              (status = 422, description = "The cursor belongs to another list")))]
+pub(crate) async fn list(
+    State(web): State<Shared>,
+    Params(query): Params<JoinQuery>,
+) -> ApiResult<Json<Joins>> {
+    let database = find_database(&web, query.database.as_deref())?;
+    let limit = page_size(query.limit)?;
+    if let Some(group) = &query.group {
         text::check("group", group, 255)?;
     }
     let filter = JoinFilter {
-        status: listing.status.map(JoinStatus::from),
-        grouping_key: listing.group,
-        after: listing.after.as_deref().map(decode_id).transpose()?.map(JoinId::from),
+        status: query.status.map(JoinStatus::from),
+        grouping_key: query.group,
+        after: query.after.as_deref().map(decode_id).transpose()?.map(JoinId::from),
         ..JoinFilter::default()
     };
     let mut joins = database.store.joins(&filter, limit + 1).await?;
@@ -172,30 +175,30 @@ pub(crate) async fn list(State(web): State<Shared>, Params(listing): Params<List
     Ok(Json(Joins { joins, next }))
 }
 
-/// One join
-#[utoipa::path(get, path = "/outbox/joins/{id}", tag = "joins", params(Place, Which),
+/// Get a join
+#[utoipa::path(get, path = "/outbox/joins/{id}", tag = "joins", params(DatabaseQuery, JoinPath),
     responses((status = 200, description = "The join", body = JoinView)))]
 pub(crate) async fn one(
     State(web): State<Shared>,
     Path(id): Path<String>,
-    Params(place): Params<Place>,
-) -> Answer<Json<JoinView>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<JoinView>> {
+    let database = query.resolve(&web)?;
     find(&database, &id).await.map(JoinView::from).map(Json)
 }
 
-/// The steps of a join
-#[utoipa::path(get, path = "/outbox/joins/{id}/steps", tag = "joins", params(StepListing, Which),
+/// List the steps of a join
+#[utoipa::path(get, path = "/outbox/joins/{id}/steps", tag = "joins", params(StepQuery, JoinPath),
     responses((status = 200, description = "A page of steps", body = Steps),
-              (status = 422, description = "The cursor is not one of this list")))]
+              (status = 422, description = "The cursor belongs to another list")))]
 pub(crate) async fn steps(
     State(web): State<Shared>,
     Path(id): Path<String>,
-    Params(listing): Params<StepListing>,
-) -> Answer<Json<Steps>> {
-    let database = choose(&web, listing.database.as_deref())?;
-    let limit = page_size(listing.limit)?;
-    let after = listing.after.as_deref().map(decode_id).transpose()?.map(EventId::from);
+    Params(query): Params<StepQuery>,
+) -> ApiResult<Json<Steps>> {
+    let database = find_database(&web, query.database.as_deref())?;
+    let limit = page_size(query.limit)?;
+    let after = query.after.as_deref().map(decode_id).transpose()?.map(EventId::from);
     let join = find(&database, &id).await?;
     let mut steps = database.store.steps(&join.id, after.as_ref(), limit + 1).await?;
     let next = next(&mut steps, limit, |(id, _)| id.as_str());
@@ -211,41 +214,41 @@ pub(crate) async fn steps(
 
 /// Cancel a join
 ///
-/// Nothing follows it any more. Its steps are delivered all the same.
-#[utoipa::path(post, path = "/outbox/joins/{id}/cancel", tag = "joins", params(Place, Which),
-    responses((status = 200, description = "Cancelled", body = JoinView), (status = 409, description = "It is closed")))]
+/// No follow-up will be written. The steps are still delivered.
+#[utoipa::path(post, path = "/outbox/joins/{id}/cancel", tag = "joins", params(DatabaseQuery, JoinPath),
+    responses((status = 200, description = "Cancelled", body = JoinView), (status = 409, description = "The join is already closed")))]
 pub(crate) async fn cancel(
     State(web): State<Shared>,
     caller: Caller,
     Path(id): Path<String>,
-    Params(place): Params<Place>,
-) -> Answer<Json<JoinView>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<JoinView>> {
+    let database = query.resolve(&web)?;
     let join = find(&database, &id).await?;
     let work = async {
         if join.status != JoinStatus::Pending {
-            return Err(Problem::conflict(format!("the join `{}` is {}", join.id, join.status)));
+            return Err(Problem::conflict(format!("join `{}` is {}", join.id, join.status)));
         }
         let acted = database.store.join(&JoinAct::Cancel { join: join.id.clone() }).await?;
         let outcome = acted.join.ok_or_else(|| unknown(join.id.as_str()))?;
-        Ok(Happened { count: 1, outcome })
+        Ok(Changed { count: 1, outcome })
     };
-    let deed = Deeds::new(&database, &caller, "join.cancel", join.id.to_string());
-    deed.carry_out(work).await.map(JoinView::from).map(Json)
+    let change = AuditedChange::new(&database, &caller, "join.cancel", join.id.to_string());
+    change.carry_out(work).await.map(JoinView::from).map(Json)
 }
 
-async fn find(database: &Chosen, id: &str) -> Answer<Join> {
+async fn find(database: &Database, id: &str) -> ApiResult<Join> {
     text::check("id", id, 36).map_err(|_| unknown(id))?;
     let found = Admin::new(database.store.clone()).join(&JoinId::from(id)).await?;
     found.ok_or_else(|| unknown(id))
 }
 
 fn unknown(id: &str) -> Problem {
-    Problem::not_found(format!("there is no join `{}`", text::shown(id)))
+    Problem::not_found(format!("join `{}` not found", text::printable(id)))
         .advice("It may have been purged, or be in another database.")
 }
 
-/// Cuts a page that has one row too many, and says where it ends.
+/// Truncates a page that has one row more than the limit. Returns the cursor of the next page.
 fn next<T>(rows: &mut Vec<T>, limit: usize, id: impl Fn(&T) -> &str) -> Option<String> {
     if rows.len() <= limit {
         return None;

@@ -1,4 +1,4 @@
-//! Blocked keys: the first event of a key is dead, and others wait behind it.
+//! Blocked keys: the first event of a key is dead, and the events behind it wait.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -6,74 +6,79 @@ use outbox::store::{Filter, PageAsk, Shelf};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::acts::{DoneTo, change, hand_of};
 use super::event::{Found, find_at};
+use super::event_actions::{ActionResult, actor_node, change_event};
+use crate::audit::AuditedChange;
 use crate::auth::Caller;
-use crate::databases::Chosen;
-use crate::deeds::Deeds;
-use crate::extract::{Params, Place, choose, page_size};
-use crate::problem::{Answer, Problem};
+use crate::databases::Database;
+use crate::extract::{DatabaseQuery, Params, find_database, page_size};
+use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
 use crate::views::{Count, EventView};
 
-/// How many dead events are looked at: each costs a look at its key, and a dashboard asks every few seconds.
-const LOOK_AT: usize = 2_000;
+/// Number of dead events scanned: each needs a query of its key, and a dashboard requests this list
+/// every few seconds.
+const SCAN_LIMIT: usize = 2_000;
 
-/// How many events of a key are looked at to find the first dead one: pending ones may stand before it.
-const LOOK_AT_IN_KEY: usize = 100_000;
+/// Number of events of a key scanned for the first dead event: pending events may precede it.
+const KEY_SCAN_LIMIT: usize = 100_000;
 
-/// How many keys to show.
+/// Query of the list of blocked keys.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Listing {
-    /// The name of the database, where there are several.
+pub(crate) struct KeyQuery {
+    /// The name of the database, if there are several.
     #[param(max_length = 64, example = "main")]
     database: Option<String>,
-    /// How many keys to show; 50 if not set.
+    /// Number of keys; 50 by default.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<usize>,
 }
 
-/// Keys whose first dead event holds back others.
+/// Blocked keys.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Keys {
-    /// By the place of the dead event in the table.
+    /// The keys, by sequence number of the dead event.
     keys: Vec<KeyView>,
-    /// Whether there may be more.
+    /// Whether there may be more blocked keys.
     more: bool,
 }
 
-/// A key whose first dead event holds back others.
+/// A blocked key.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct KeyView {
-    /// The key.
+    /// The ordering key.
     key: String,
-    /// The dead event.
+    /// The first dead event of the key.
     head: EventView,
-    /// How many wait behind it.
+    /// Number of events that wait behind the dead event.
     behind: Count,
 }
 
-/// Which key.
+/// Path of an ordering key.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
-#[expect(dead_code, reason = "tells the document of the path")]
-pub(crate) struct Which {
+#[expect(dead_code, reason = "only for the OpenAPI document")]
+pub(crate) struct KeyPath {
     /// The ordering key.
     #[param(min_length = 1, max_length = 255, example = "order:o-17")]
     key: String,
 }
 
-/// Blocked keys
+/// List blocked keys
 ///
-/// Relays that skip dead events go on without them; those that hold them wait until the head is replayed or skipped.
-#[utoipa::path(get, path = "/outbox/keys", tag = "keys", params(Listing),
-    responses((status = 200, description = "Those among the first two thousand dead events", body = Keys)))]
-pub(crate) async fn list(State(web): State<Shared>, Params(listing): Params<Listing>) -> Answer<Json<Keys>> {
-    let database = choose(&web, listing.database.as_deref())?;
-    let found = database.store.blocked_keys(LOOK_AT, page_size(listing.limit)?).await?;
+/// Relays with `on_dead = skip` deliver the events behind a dead event; relays with `on_dead =
+/// hold` wait until the head is replayed or skipped.
+#[utoipa::path(get, path = "/outbox/keys", tag = "keys", params(KeyQuery),
+    responses((status = 200, description = "Blocked keys among the first two thousand dead events", body = Keys)))]
+pub(crate) async fn list(
+    State(web): State<Shared>,
+    Params(query): Params<KeyQuery>,
+) -> ApiResult<Json<Keys>> {
+    let database = find_database(&web, query.database.as_deref())?;
+    let found = database.store.blocked_keys(SCAN_LIMIT, page_size(query.limit)?).await?;
     let view = |key: outbox::store::BlockedKey| KeyView {
         key: key.key,
         head: key.head.into(),
@@ -84,52 +89,54 @@ pub(crate) async fn list(State(web): State<Shared>, Params(listing): Params<List
 
 /// Replay the head of a key
 ///
-/// Its first dead event is new again; the others follow when it is done.
-#[utoipa::path(post, path = "/outbox/keys/{key}/replay", tag = "keys", params(Place, Which),
-    responses((status = 200, description = "It is new again", body = DoneTo), (status = 409, description = "It is not dead any more")))]
+/// The first dead event of the key becomes NEW; the events behind it follow when it is done.
+#[utoipa::path(post, path = "/outbox/keys/{key}/replay", tag = "keys", params(DatabaseQuery, KeyPath),
+    responses((status = 200, description = "The event is NEW", body = ActionResult), (status = 409, description = "The event is no longer dead")))]
 pub(crate) async fn replay(
     State(web): State<Shared>,
     caller: Caller,
     Path(key): Path<String>,
-    Params(place): Params<Place>,
-) -> Answer<Json<DoneTo>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<ActionResult>> {
+    let database = query.resolve(&web)?;
     let found = head(&database, &key).await?;
-    let deed = Deeds::new(&database, &caller, "key.replay", found.name());
-    change(deed, &found, "replayed", "dead", found.replay(&database)).await
+    let change = AuditedChange::new(&database, &caller, "key.replay", found.name());
+    change_event(change, &found, "replayed", "dead", found.replay(&database)).await
 }
 
 /// Skip the head of a key
 ///
-/// Its first dead event counts as settled without being delivered, and the others go on.
-#[utoipa::path(post, path = "/outbox/keys/{key}/skip", tag = "keys", params(Place, Which),
-    responses((status = 200, description = "It is done", body = DoneTo), (status = 409, description = "It is not dead any more")))]
+/// The first dead event of the key becomes DONE without being delivered, and the events behind it
+/// follow.
+#[utoipa::path(post, path = "/outbox/keys/{key}/skip", tag = "keys", params(DatabaseQuery, KeyPath),
+    responses((status = 200, description = "The event is DONE", body = ActionResult), (status = 409, description = "The event is no longer dead")))]
 pub(crate) async fn skip(
     State(web): State<Shared>,
     caller: Caller,
     Path(key): Path<String>,
-    Params(place): Params<Place>,
-) -> Answer<Json<DoneTo>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<ActionResult>> {
+    let database = query.resolve(&web)?;
     let found = head(&database, &key).await?;
-    let (id, by) = (found.id()?, hand_of(&caller));
-    let deed = Deeds::new(&database, &caller, "key.skip", found.name());
-    change(deed, &found, "skipped", "dead", database.store.skip(id, &by)).await
+    let (id, by) = (found.id()?, actor_node(&caller));
+    let change = AuditedChange::new(&database, &caller, "key.skip", found.name());
+    change_event(change, &found, "skipped", "dead", database.store.skip(id, &by)).await
 }
 
-/// The first dead event of a key.
-async fn head(database: &Chosen, key: &str) -> Answer<Found> {
-    let nothing = || {
-        Problem::not_found(format!("the key `{}` has no dead event", text::shown(key)))
-            .advice("GET /api/outbox/keys lists the keys that are blocked.")
+/// Finds the first dead event of a key.
+async fn head(database: &Database, key: &str) -> ApiResult<Found> {
+    let no_dead_event = || {
+        Problem::not_found(format!("key `{}` has no dead event", text::printable(key)))
+            .advice("GET /api/outbox/keys lists blocked keys.")
     };
-    // What no database holds, and PostgreSQL fails at.
+    // No database stores this text, and PostgreSQL rejects it as a parameter.
     if key.contains('\0') {
-        return Err(nothing());
+        return Err(no_dead_event());
     }
     let filter = Filter { ordering_key: Some(key.to_owned()), ..Filter::default() };
-    // Of a key, in the order of the table: the first one is its head.
-    let ask = PageAsk { shelf: Shelf::Dead, filter, limit: 1, look_at: LOOK_AT_IN_KEY, ..PageAsk::default() };
-    let first = database.store.page(&ask).await?.rows.pop().ok_or_else(nothing)?;
-    find_at(database, first.seq).await?.ok_or_else(nothing)
+    // The page is in the order of sequence numbers: the first row is the head of the key.
+    let request =
+        PageAsk { shelf: Shelf::Dead, filter, limit: 1, look_at: KEY_SCAN_LIMIT, ..PageAsk::default() };
+    let first = database.store.page(&request).await?.rows.pop().ok_or_else(no_dead_event)?;
+    find_at(database, first.seq).await?.ok_or_else(no_dead_event)
 }

@@ -1,10 +1,11 @@
-//! All routes, by the role that they need. What needs which role is said here and nowhere else; the document is told the same.
+//! All routes, by required role. This is the only place that assigns roles; the OpenAPI document is
+//! generated from it.
 
-mod acts;
 mod audit;
 mod databases;
 mod dead;
 mod event;
+mod event_actions;
 mod events;
 mod jobs;
 mod joins;
@@ -12,10 +13,10 @@ mod keys;
 pub(crate) mod nodes;
 mod overview;
 pub(crate) mod payload;
+mod publisher_actions;
 pub(crate) mod publishers;
 mod purge;
 mod session;
-mod steer;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
@@ -28,7 +29,7 @@ use crate::auth::token::Role;
 use crate::openapi;
 use crate::state::Shared;
 
-/// Everything below `/api`, and the document of it.
+/// Router of everything below `/api`, and its OpenAPI document.
 pub(crate) fn all() -> (Router<Shared>, OpenApi) {
     let groups = [
         (None, OpenApiRouter::new().routes(routes!(session::sign_in))),
@@ -78,17 +79,17 @@ fn read() -> OpenApiRouter<Shared> {
 fn operate() -> OpenApiRouter<Shared> {
     OpenApiRouter::new()
         .routes(routes!(payload::show))
-        .routes(routes!(acts::replay))
-        .routes(routes!(acts::skip))
-        .routes(routes!(acts::cancel))
+        .routes(routes!(event_actions::replay))
+        .routes(routes!(event_actions::skip))
+        .routes(routes!(event_actions::cancel))
         .routes(routes!(dead::replay))
         .routes(routes!(jobs::stop))
         .routes(routes!(keys::replay))
         .routes(routes!(keys::skip))
-        .routes(routes!(steer::pause))
-        .routes(routes!(steer::resume))
-        .routes(routes!(steer::pause_in))
-        .routes(routes!(steer::resume_in))
+        .routes(routes!(publisher_actions::pause))
+        .routes(routes!(publisher_actions::resume))
+        .routes(routes!(publisher_actions::pause_in))
+        .routes(routes!(publisher_actions::resume_in))
         .routes(routes!(joins::cancel))
         .routes(routes!(nodes::release))
 }
@@ -96,6 +97,6 @@ fn operate() -> OpenApiRouter<Shared> {
 fn admin() -> OpenApiRouter<Shared> {
     OpenApiRouter::new()
         .routes(routes!(payload::edit))
-        .routes(routes!(steer::reset))
+        .routes(routes!(publisher_actions::reset))
         .routes(routes!(purge::purge))
 }

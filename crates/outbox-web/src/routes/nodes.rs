@@ -1,4 +1,4 @@
-//! Relays that run, and what they hold.
+//! Relays and their leases.
 
 use std::collections::BTreeMap;
 
@@ -10,27 +10,27 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::publishers::{OutageView, outages_of};
+use crate::audit::{AuditedChange, Changed};
 use crate::auth::Caller;
-use crate::deeds::{Deeds, Happened};
-use crate::extract::{Input, Params, Place};
+use crate::extract::{DatabaseQuery, Input, Params};
 use crate::live::milliseconds;
-use crate::problem::{Answer, Problem};
+use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
 
-/// How many pending events are looked at to tell who holds them.
-const LOOK_AT: usize = 1_000;
+/// Number of pending events scanned for leases.
+const SCAN_LIMIT: usize = 1_000;
 
-/// Relays, and what they hold.
+/// Relays and leases.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Nodes {
-    /// The one that was seen last first.
+    /// The relays, last seen first.
     nodes: Vec<NodeView>,
-    /// Who holds the table, events, or publishers.
+    /// Leases on the table, on events, and on publishers.
     leases: Vec<LeaseView>,
 }
 
-/// A relay that runs, or has run.
+/// A running or former relay.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({
     "node": "shop-1-4711-a1b2", "running": true, "released": false, "active": true, "mode": "ordered", "version": "0.1.0", "on_dead": "hold",
@@ -40,41 +40,42 @@ pub(crate) struct Nodes {
     "published": {"orders": "2026-01-31T12:00:00Z"},
 }))]
 pub(crate) struct NodeView {
-    /// Its name.
+    /// The name of the node.
     node: String,
-    /// Whether it has been seen lately. One that has not, and did not say that it stops, has vanished.
+    /// Whether the relay was seen recently. A relay that was not, and did not announce that it
+    /// stops, has vanished.
     running: bool,
-    /// Whether it vanished and another relay has released its leases.
+    /// Whether the relay vanished and another relay has released its leases.
     released: bool,
-    /// Whether it delivers; false for one that stands by.
+    /// Whether the relay delivers; false for a relay on standby.
     active: bool,
     /// `single_node`, `multi_node` or `ordered`.
     mode: String,
-    /// The version of its library.
+    /// The version of the library.
     version: String,
-    /// What a dead event does to the later events of its key: `hold` or `skip`.
+    /// Effect of a dead event on later events of its key: `hold` or `skip`.
     on_dead: &'static str,
-    /// When it was first seen.
+    /// When the relay was first seen.
     started_at: DateTime<Utc>,
-    /// How long ago it was last seen.
+    /// Time since the relay was last seen, in milliseconds.
     seen_ms: u64,
-    /// Events delivered a second; null if nobody listens to `live`.
+    /// Events delivered per second; null while no `live` stream is open.
     delivered_per_second: Option<f64>,
-    /// What it has settled since it started.
+    /// Counters since the start of the relay.
     counts: CountsView,
-    /// What it cannot reach.
+    /// Destinations that the relay finds unavailable.
     outages: Vec<OutageView>,
-    /// When the database last completed a take of this relay, as of when it was seen.
+    /// When the database last completed a take of this relay, as last announced.
     last_take: Option<DateTime<Utc>>,
-    /// When the database last completed a settlement of this relay.
+    /// When the database last completed a settlement of this relay, as last announced.
     last_settlement: Option<DateTime<Utc>>,
-    /// Errors that its tasks meet at the moment, one for each task.
+    /// Current errors of the relay's tasks, one per task.
     errors: Vec<TaskErrorView>,
-    /// When each destination last took something from this relay.
+    /// When each destination last accepted an event of this relay.
     published: BTreeMap<String, DateTime<Utc>>,
 }
 
-/// An error that a task of a relay meets at the moment.
+/// A current error of a relay's task.
 #[derive(Clone, Serialize, ToSchema)]
 #[schema(example = json!({
     "node": "shop-1-4711-a1b2", "task": "take", "since": "2026-01-31T12:00:00Z", "failures": 17, "problem": true,
@@ -83,16 +84,16 @@ pub(crate) struct NodeView {
 pub(crate) struct TaskErrorView {
     /// The relay.
     node: String,
-    /// Its task: `take`, `settle`, `renew`, `dispatch`, `log_relay`, `watch`, `log_watch`, `announce`,
-    /// `takeover`, `purge`.
+    /// The task: `take`, `settle`, `renew`, `dispatch`, `log_relay`, `watch`, `log_watch`,
+    /// `announce`, `takeover`, `purge`.
     task: &'static str,
     /// The first failure since the last success.
     since: DateTime<Utc>,
     /// The latest error.
     error: String,
-    /// How many failures there were since the last success.
+    /// Number of failures since the last success.
     failures: u64,
-    /// Whether it keeps events from being delivered, and has lasted for some time.
+    /// Whether the error prevents deliveries and has lasted for some time.
     problem: bool,
 }
 
@@ -109,7 +110,7 @@ impl TaskErrorView {
     }
 }
 
-/// What keeps relays that run from delivering.
+/// Errors that prevent running relays from delivering.
 pub(crate) fn failing(nodes: &[Node]) -> Vec<TaskErrorView> {
     let running = nodes.iter().filter(|node| node.is_running());
     running
@@ -117,38 +118,41 @@ pub(crate) fn failing(nodes: &[Node]) -> Vec<TaskErrorView> {
         .collect()
 }
 
-/// What a relay has settled since it started.
+/// Counters since the start of a relay.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct CountsView {
-    /// Events that are done.
+    /// Events delivered.
     delivered: u64,
-    /// Attempts that failed, and are followed by another.
+    /// Failed attempts that are followed by a retry.
     failed: u64,
-    /// Events that are dead.
+    /// Events dead-lettered.
     dead: u64,
-    /// Times that an event was put off without an attempt.
+    /// Times that an event was deferred without an attempt.
     deferred: u64,
 }
 
-/// Something that a relay holds for a time.
+/// A lease held by a relay.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"holder": "shop-1-4711-a1b2", "what": "events", "events": 12, "until": "2026-01-31T12:00:30Z"}))]
 pub(crate) struct LeaseView {
-    /// Who.
+    /// The node that holds the lease.
     holder: String,
     /// `the whole table`, `events`, or a topic and a publisher.
     what: String,
-    /// How many events, of the first thousand that are pending.
+    /// Number of events, among the first thousand pending events.
     events: Option<u64>,
-    /// Until when, unless renewed.
+    /// When the lease expires, unless renewed.
     until: Option<DateTime<Utc>>,
 }
 
-/// Relays and leases
-#[utoipa::path(get, path = "/outbox/nodes", tag = "nodes", params(Place),
-    responses((status = 200, description = "Those that were seen in the last day", body = Nodes)))]
-pub(crate) async fn list(State(web): State<Shared>, Params(place): Params<Place>) -> Answer<Json<Nodes>> {
-    let database = place.choose(&web)?;
+/// List relays and leases
+#[utoipa::path(get, path = "/outbox/nodes", tag = "nodes", params(DatabaseQuery),
+    responses((status = 200, description = "Relays seen in the last day, and all leases", body = Nodes)))]
+pub(crate) async fn list(
+    State(web): State<Shared>,
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<Nodes>> {
+    let database = query.resolve(&web)?;
     let nodes = database.store.nodes().await?;
     let leases = leases(&database.store).await?;
     let latest = web.live.latest(&database.name);
@@ -157,77 +161,78 @@ pub(crate) async fn list(State(web): State<Shared>, Params(place): Params<Place>
     Ok(Json(Nodes { nodes, leases }))
 }
 
-/// What to release.
+/// Request to release leases.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"running": false}))]
-pub(crate) struct ReleaseAsk {
-    /// Release it even though it runs.
+pub(crate) struct ReleaseRequest {
+    /// Release the leases even if the relay is running.
     #[serde(default)]
     running: bool,
 }
 
-/// What was released.
+/// The released leases.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"events": 12, "leadership": false}))]
 pub(crate) struct ReleasedView {
-    /// How many events it held.
+    /// Number of events that the relay had claimed.
     events: u64,
-    /// Whether it led the whole table.
+    /// Whether the relay was the leader of the table.
     leadership: bool,
 }
 
-/// Which relay.
+/// Path of a relay.
 #[derive(utoipa::IntoParams)]
 #[into_params(parameter_in = Path)]
-#[expect(dead_code, reason = "only described")]
-pub(crate) struct Which {
-    /// Its name.
+#[expect(dead_code, reason = "only for the OpenAPI document")]
+pub(crate) struct NodePath {
+    /// The name of the node.
     #[param(min_length = 1, max_length = 128, example = "shop-1-4711-a1b2")]
     node: String,
 }
 
-/// Release what a relay holds
+/// Release the leases of a relay
 ///
-/// Its leases on events, and the leadership of the table. Other relays deliver those events at once. A relay that still runs can
-/// settle none of them any more, but goes on handling the events in its memory until its next renewal: they may be delivered
-/// twice, and out of the order of their keys. So it is refused unless `running` is true.
-#[utoipa::path(post, path = "/outbox/nodes/{node}/release", tag = "nodes", params(Place, Which), request_body = ReleaseAsk,
+/// Releases its leases on events, and the leadership of the table. Other relays deliver these
+/// events at once. A relay that is still running can no longer settle them, but continues to handle
+/// the events in its memory until its next renewal: they may be delivered twice, and out of the
+/// order of their keys. Therefore rejected for a running relay unless `running` is true.
+#[utoipa::path(post, path = "/outbox/nodes/{node}/release", tag = "nodes", params(DatabaseQuery, NodePath), request_body = ReleaseRequest,
     responses((status = 200, description = "Released", body = ReleasedView),
-              (status = 404, description = "No relay of this name was seen, and it holds nothing"),
-              (status = 409, description = "It runs, and `running` is not true")))]
+              (status = 404, description = "No relay of this name was seen, and there is no lease of it"),
+              (status = 409, description = "The relay is running, and `running` is not true")))]
 pub(crate) async fn release(
     State(web): State<Shared>,
     caller: Caller,
     Path(name): Path<String>,
-    Params(place): Params<Place>,
-    Input(ask): Input<ReleaseAsk>,
-) -> Answer<Json<ReleasedView>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+    Input(request): Input<ReleaseRequest>,
+) -> ApiResult<Json<ReleasedView>> {
+    let database = query.resolve(&web)?;
     let unknown = || {
-        Problem::not_found(format!("relay {} not found", text::shown(&name)))
-            .advice("GET /api/outbox/nodes lists relays and holders.")
+        Problem::not_found(format!("relay `{}` not found", text::printable(&name)))
+            .advice("GET /api/outbox/nodes lists relays and leases.")
     };
-    // A text that cannot be a name is the name of no relay.
+    // Text that cannot be a name is not the name of any relay.
     text::check("node", &name, 128).map_err(|_| unknown())?;
     let node = NodeId::from(name.as_str());
     let nodes = database.store.nodes().await?;
     let known = nodes.iter().find(|seen| seen.node == node);
     let running = known.is_some_and(Node::is_running);
-    if running && !ask.running {
-        return Err(Problem::conflict("the relay runs: it was seen a moment ago").advice(
-            "Stop it, or say `{\"running\": true}`: its events may be delivered twice, and out of order.",
+    if running && !request.running {
+        return Err(Problem::conflict("the relay is running: it was seen a moment ago").advice(
+            "Stop the relay, or send `{\"running\": true}`: its events may then be delivered twice, and out of order.",
         ));
     }
-    let deed = Deeds::new(&database, &caller, "node.release", name.as_str());
-    let released = deed
+    let change = AuditedChange::new(&database, &caller, "node.release", name.as_str());
+    let released = change
         .details(&serde_json::json!({"running": running}))
         .carry_out(async {
             let released = database.store.release_node(&node).await?;
             if released.is_nothing() && known.is_none() {
                 return Err(unknown());
             }
-            Ok(Happened { count: released.events + u64::from(released.leadership), outcome: released })
+            Ok(Changed { count: released.events + u64::from(released.leadership), outcome: released })
         })
         .await?;
     Ok(Json(ReleasedView { events: released.events, leadership: released.leadership }))
@@ -263,15 +268,15 @@ fn view(node: &Node, delivered_per_second: Option<f64>) -> NodeView {
     }
 }
 
-async fn leases(store: &SharedStore) -> Answer<Vec<LeaseView>> {
+async fn leases(store: &SharedStore) -> ApiResult<Vec<LeaseView>> {
     let mut leases = Vec::new();
     if let Some(leader) = store.leader(EXCLUSIVE).await? {
         let what = "the whole table".to_owned();
         leases.push(LeaseView { holder: leader.to_string(), what, events: None, until: None });
     }
-    let ask = PageAsk { limit: LOOK_AT, look_at: LOOK_AT, ..PageAsk::default() };
+    let request = PageAsk { limit: SCAN_LIMIT, look_at: SCAN_LIMIT, ..PageAsk::default() };
     let mut held: BTreeMap<String, (u64, DateTime<Utc>)> = BTreeMap::new();
-    for (holder, until) in store.page(&ask).await?.rows.into_iter().filter_map(|row| row.lease) {
+    for (holder, until) in store.page(&request).await?.rows.into_iter().filter_map(|row| row.lease) {
         let held = held.entry(holder.to_string()).or_insert((0, until));
         *held = (held.0 + 1, held.1.max(until));
     }

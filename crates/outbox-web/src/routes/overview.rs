@@ -1,4 +1,4 @@
-//! How it is going: at a glance, and second by second.
+//! Overview of a database, and live samples.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -17,56 +17,57 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::nodes::{TaskErrorView, failing};
 use crate::auth::Caller;
-use crate::extract::{Params, Place, choose};
-use crate::live::{Listening, MOST, OverviewView, Point, Tick};
-use crate::problem::Answer;
+use crate::extract::{DatabaseQuery, Params, find_database};
+use crate::live::{COUNT_LIMIT, LiveStream, OverviewView, Point, Tick};
+use crate::problem::ApiResult;
 use crate::state::Shared;
 use crate::views::Count;
 
-/// How many pending and dead events are looked at to tell their types.
-const LOOK_AT: usize = 2_000;
+/// Number of pending and dead events scanned for the counts by type.
+const SCAN_LIMIT: usize = 2_000;
 
-/// What to tell.
+/// Query of the overview.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Ask {
-    /// The name of the database, where there are several.
+pub(crate) struct OverviewQuery {
+    /// The name of the database, if there are several.
     #[param(max_length = 64, example = "main")]
     database: Option<String>,
-    /// Whether to tell the last quarter of an hour as well, as far as somebody listened to `live`.
+    /// Whether to include the last 15 minutes, as far as a `live` stream was open.
     history: Option<bool>,
 }
 
-/// How it is going.
+/// Overview of a database.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Glance {
-    /// What stands in the table.
+pub(crate) struct DatabaseOverview {
+    /// The state of the table.
     #[serde(flatten)]
     overview: OverviewView,
-    /// By event type, as far as the first two thousand pending and dead events tell.
-    types: Vec<TypeGlance>,
-    /// Errors that keep relays from delivering.
+    /// By event type, based on the first two thousand pending and dead events.
+    types: Vec<TypeOverview>,
+    /// Errors that prevent relays from delivering.
     failing: Vec<TaskErrorView>,
     /// Pending events that no running relay routes.
     unrouted: UnroutedView,
-    /// The last quarter of an hour, if it was asked for.
+    /// The last 15 minutes, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     history: Option<Vec<Point>>,
 }
 
-/// Pending events that no running relay routes: they stay pending until a relay that routes them runs.
+/// Pending events that no running relay routes: they stay pending until a relay with a route for
+/// them is running.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({
     "types": [{"event_type": "order.refunded", "aggregate_type": "order", "count": 3, "oldest": "2026-01-31T12:00:00Z"}],
     "more": false, "relays": ["shop-1-4711-a1b2"],
 }))]
 pub(crate) struct UnroutedView {
-    /// By type, the most frequent first; a hundred at most.
+    /// By type, most frequent first; at most a hundred.
     types: Vec<UnroutedTypeView>,
-    /// Whether there may be more: only the first two thousand pending events were looked at.
+    /// Whether there may be more: only the first two thousand pending events were scanned.
     more: bool,
-    /// The running relays, none of which routes them.
+    /// The running relays, none of which has a route for these events.
     relays: Vec<String>,
 }
 
@@ -75,11 +76,11 @@ pub(crate) struct UnroutedView {
 pub(crate) struct UnroutedTypeView {
     /// The event type.
     event_type: String,
-    /// The type of the aggregate.
+    /// The aggregate type.
     aggregate_type: String,
-    /// How many wait.
+    /// Number of pending events.
     count: u64,
-    /// When the oldest of them was stored.
+    /// When the oldest of these events was stored.
     oldest: Option<DateTime<Utc>>,
 }
 
@@ -99,51 +100,54 @@ impl From<UnroutedEvents> for UnroutedView {
     }
 }
 
-/// How it is going with a type.
+/// Counts and rates of an event type.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct TypeGlance {
-    /// The type.
+pub(crate) struct TypeOverview {
+    /// The event type.
     event_type: String,
-    /// How many wait to be delivered.
+    /// Number of pending events.
     pending: Count,
-    /// When the oldest of them was stored.
+    /// When the oldest pending event was stored.
     oldest: Option<DateTime<Utc>>,
-    /// How many were given up.
+    /// Number of dead events.
     dead: Count,
-    /// Delivered a second; null if nobody listens to `live`.
+    /// Events delivered per second; null while no `live` stream is open.
     delivered_per_second: Option<f64>,
-    /// Failed attempts a second.
+    /// Failed attempts per second.
     failed_per_second: Option<f64>,
 }
 
-/// Overview
+/// Get the overview
 ///
-/// How it is going, in a time that does not depend on the size of the table: counts stop at ten thousand.
-#[utoipa::path(get, path = "/outbox/overview", tag = "overview", params(Ask),
-    responses((status = 200, description = "At a glance", body = Glance)))]
-pub(crate) async fn overview(State(web): State<Shared>, Params(ask): Params<Ask>) -> Answer<Json<Glance>> {
-    let database = choose(&web, ask.database.as_deref())?;
-    let overview = database.store.overview(MOST).await?;
-    let pending = database.store.breakdown(Shelf::Pending, LOOK_AT).await?;
-    let dead = database.store.breakdown(Shelf::Dead, LOOK_AT).await?;
+/// The time of this request does not depend on the size of the table: counts stop at ten thousand.
+#[utoipa::path(get, path = "/outbox/overview", tag = "overview", params(OverviewQuery),
+    responses((status = 200, description = "The overview", body = DatabaseOverview)))]
+pub(crate) async fn overview(
+    State(web): State<Shared>,
+    Params(query): Params<OverviewQuery>,
+) -> ApiResult<Json<DatabaseOverview>> {
+    let database = find_database(&web, query.database.as_deref())?;
+    let overview = database.store.overview(COUNT_LIMIT).await?;
+    let pending = database.store.breakdown(Shelf::Pending, SCAN_LIMIT).await?;
+    let dead = database.store.breakdown(Shelf::Dead, SCAN_LIMIT).await?;
     let latest = web.live.latest(&database.name);
-    let history = ask.history.unwrap_or(false).then(|| web.live.history(&database.name));
+    let history = query.history.unwrap_or(false).then(|| web.live.history(&database.name));
     let pending = (pending.types, pending.more);
-    let types = glance(pending, (dead.types, dead.more), latest.as_deref());
+    let types = merge_types(pending, (dead.types, dead.more), latest.as_deref());
     let failing = failing(&database.store.nodes().await?);
-    let unrouted = database.store.unrouted(LOOK_AT).await?.into();
-    Ok(Json(Glance { overview: overview.into(), types, failing, unrouted, history }))
+    let unrouted = database.store.unrouted(SCAN_LIMIT).await?.into();
+    Ok(Json(DatabaseOverview { overview: overview.into(), types, failing, unrouted, history }))
 }
 
-/// Puts together what is known of each type, those that wait most first.
-fn glance(
+/// Merges counts and rates by type, types with the most events first.
+fn merge_types(
     pending: (Vec<TypeCount>, bool),
     dead: (Vec<TypeCount>, bool),
     latest: Option<&Tick>,
-) -> Vec<TypeGlance> {
-    let mut types: BTreeMap<String, TypeGlance> = BTreeMap::new();
+) -> Vec<TypeOverview> {
+    let mut types: BTreeMap<String, TypeOverview> = BTreeMap::new();
     let rated = latest.map(|_| 0.0);
-    let new = |event_type: &str| TypeGlance {
+    let new = |event_type: &str| TypeOverview {
         event_type: event_type.to_owned(),
         pending: Count::default(),
         oldest: None,
@@ -152,64 +156,64 @@ fn glance(
         failed_per_second: rated,
     };
     for of in pending.0 {
-        let glance = types.entry(of.event_type.clone()).or_insert_with(|| new(&of.event_type));
-        glance.pending = Count { count: of.count, more: pending.1 };
-        glance.oldest = of.oldest;
+        let of_type = types.entry(of.event_type.clone()).or_insert_with(|| new(&of.event_type));
+        of_type.pending = Count { count: of.count, more: pending.1 };
+        of_type.oldest = of.oldest;
     }
     for of in dead.0 {
-        let glance = types.entry(of.event_type.clone()).or_insert_with(|| new(&of.event_type));
-        glance.dead = Count { count: of.count, more: dead.1 };
+        let of_type = types.entry(of.event_type.clone()).or_insert_with(|| new(&of.event_type));
+        of_type.dead = Count { count: of.count, more: dead.1 };
     }
     for rate in latest.iter().flat_map(|tick| &tick.types) {
-        let glance = types.entry(rate.event_type.clone()).or_insert_with(|| new(&rate.event_type));
-        glance.delivered_per_second = Some(rate.delivered);
-        glance.failed_per_second = Some(rate.failed);
+        let of_type = types.entry(rate.event_type.clone()).or_insert_with(|| new(&rate.event_type));
+        of_type.delivered_per_second = Some(rate.delivered);
+        of_type.failed_per_second = Some(rate.failed);
     }
-    let mut types: Vec<TypeGlance> = types.into_values().collect();
+    let mut types: Vec<TypeOverview> = types.into_values().collect();
     let weight =
-        |of: &TypeGlance| (of.pending.count + of.dead.count, of.delivered_per_second.unwrap_or(0.0) as u64);
+        |of: &TypeOverview| (of.pending.count + of.dead.count, of.delivered_per_second.unwrap_or(0.0) as u64);
     types.sort_by(|a, b| weight(b).cmp(&weight(a)).then_with(|| a.event_type.cmp(&b.event_type)));
     types
 }
 
-/// Live
+/// Open a live stream
 ///
-/// Server-sent events: first `history`, the last quarter of an hour as an array of points, then `tick` every second. A stream of a
-/// session ends with it.
-#[utoipa::path(get, path = "/outbox/live", tag = "overview", params(Place),
-    responses((status = 200, description = "A stream without end", content_type = "text/event-stream", body = Tick)))]
+/// Server-sent events: first `history`, the last 15 minutes as an array of points, then `tick`
+/// every second. The stream of a session ends with the session.
+#[utoipa::path(get, path = "/outbox/live", tag = "overview", params(DatabaseQuery),
+    responses((status = 200, description = "A stream of samples", content_type = "text/event-stream", body = Tick)))]
 pub(crate) async fn live(
     State(web): State<Shared>,
     caller: Caller,
-    Params(place): Params<Place>,
-) -> Answer<Sse<impl Stream<Item = Result<Event, Infallible>>>> {
-    let database = place.choose(&web)?;
-    let Listening { history, ticks, place } =
-        web.live.listen(&web.databases, &database.name, &caller.name)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Sse<impl Stream<Item = Result<Event, Infallible>>>> {
+    let database = query.resolve(&web)?;
+    let LiveStream { history, ticks, permit } =
+        web.live.open_stream(&web.databases, &database.name, &caller.name)?;
     let points: Vec<Point> = history.iter().map(|tick| tick.point.clone()).collect();
-    let first = stream::iter([Ok(told("history", &points))]);
-    // The place is given back when nobody reads any more.
-    let rest = stream::unfold((ticks, place), async |(mut ticks, place)| {
+    let first = stream::iter([Ok(sse_event("history", &points))]);
+    // The permit is released when the response stream is dropped.
+    let rest = stream::unfold((ticks, permit), async |(mut ticks, permit)| {
         loop {
             match ticks.recv().await {
-                Ok(tick) => return Some((Ok(told("tick", &*tick)), (ticks, place))),
-                // Whoever reads too slowly misses seconds.
+                Ok(tick) => return Some((Ok(sse_event("tick", &*tick)), (ticks, permit))),
+                // A client that reads too slowly misses samples.
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return None,
             }
         }
     });
-    // A token lasts as long as the process.
-    let over = async move {
+    // Tokens are valid as long as the process runs.
+    let session_end = async move {
         match caller.session {
-            Some(session) => session.over().await,
+            Some(session) => session.closed().await,
             None => std::future::pending().await,
         }
     };
-    let all = stream::StreamExt::take_until(stream::StreamExt::chain(first, rest), Box::pin(over));
+    let all = stream::StreamExt::take_until(stream::StreamExt::chain(first, rest), Box::pin(session_end));
     Ok(Sse::new(all).keep_alive(KeepAlive::new().interval(Duration::from_secs(5))))
 }
 
-fn told(name: &str, what: &impl Serialize) -> Event {
+fn sse_event(name: &str, what: &impl Serialize) -> Event {
     Event::default().event(name).data(serde_json::to_string(what).unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! Publishers: where they stand, and how far behind they are.
+//! Publishers: their positions and their lag.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -8,13 +8,13 @@ use outbox::{LogAdmin, PairState, Position};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::databases::Chosen;
-use crate::extract::{Params, Place};
-use crate::problem::{Answer, Problem};
+use crate::databases::Database;
+use crate::extract::{DatabaseQuery, Params};
+use crate::problem::{ApiResult, Problem};
 use crate::state::Shared;
 use crate::text;
 
-/// A publisher and where it stands.
+/// A publisher and its positions.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({
     "name": "KafkaPublisher",
@@ -24,78 +24,79 @@ use crate::text;
     "outages": [],
 }))]
 pub(crate) struct PublisherView {
-    /// Its name.
+    /// The name of the publisher.
     name: String,
-    /// The topics of the log that go to it.
+    /// The topics of the log that are published to it.
     topics: Vec<PairView>,
-    /// Whether it cannot be reached, as relays see it: then its events wait.
+    /// Outages of the publisher, as seen by relays: its events wait meanwhile.
     outages: Vec<OutageView>,
 }
 
-/// A topic and a publisher: whether it publishes, and how far it is.
+/// State of a publisher in a topic.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct PairView {
     /// The topic.
     topic: String,
     /// The publisher.
     publisher: String,
-    /// `ACTIVE`, `PAUSED` by a person, or `FAILED`: it fails again and again, and is still tried.
+    /// `ACTIVE`, `PAUSED` by an operator, or `FAILED`: fails repeatedly, and is still retried.
     status: &'static str,
-    /// Everything up to here was published, or is not for it.
+    /// All events up to this position are published, or do not belong to the topic.
     position: i64,
     /// The greatest position of the log.
     head: i64,
-    /// How many positions are between the two. Not all of them need be events of this topic.
+    /// Number of positions between `position` and `head`. Not all of them are events of this topic.
     behind: u64,
-    /// How many errors in a row.
+    /// Number of consecutive errors.
     errors: u32,
-    /// The last of them.
+    /// The latest error.
     last_error: Option<String>,
-    /// The relay that publishes it; with no time remaining, the one that did last.
+    /// The relay that publishes; if `remaining_ms` is 0, the relay that did last.
     leader: Option<String>,
-    /// Rises with every change of leader.
+    /// Incremented with every change of the leader.
     epoch: i64,
-    /// How much longer that relay may, unless it says so again.
+    /// Remaining time of the relay's lease, unless renewed.
     remaining_ms: u64,
-    /// When its position last moved.
+    /// When the position last moved.
     updated_at: DateTime<Utc>,
-    /// The open transaction that it waits for; null if it waits for none. PostgreSQL only.
+    /// The open transaction that the publisher waits for; null if there is none. PostgreSQL only.
     waits_for: Option<OpenAppendView>,
 }
 
-/// A transaction that has appended to the log and is still open: events behind its position wait for it.
+/// A transaction that has appended to the log and is still open: events behind its position wait
+/// for it.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"backend": 4711, "prepared": null, "since": "2026-01-31T12:00:00Z", "user": "shop",
                           "application": "checkout"}))]
 pub(crate) struct OpenAppendView {
-    /// The process id of its backend; null if it was prepared.
+    /// The process id of the backend; null for a prepared transaction.
     backend: Option<i64>,
-    /// The name under which it was prepared.
+    /// The name of the prepared transaction.
     prepared: Option<String>,
-    /// When it began; null if the role of this server may not see that.
+    /// When the transaction started; null if the database role of this server may not see it.
     since: Option<DateTime<Utc>>,
-    /// The role that began it.
+    /// The database role of the transaction.
     user: Option<String>,
-    /// The name of its application.
+    /// The application name of the connection.
     application: Option<String>,
 }
 
-/// A publisher that cannot be reached.
+/// An outage of a publisher.
 #[derive(Clone, Serialize, ToSchema)]
 pub(crate) struct OutageView {
-    /// Its name.
+    /// The name of the publisher.
     pub(crate) destination: String,
-    /// Since when.
+    /// When the outage started.
     pub(crate) since: DateTime<Utc>,
-    /// Why.
+    /// The cause.
     pub(crate) reason: String,
-    /// The relay that says so; null for the one of the server itself.
+    /// The relay that reported the outage; null for the relay of the server itself.
     pub(crate) node: Option<String>,
-    /// The types of events that wait for it, if they are known.
+    /// The event types that wait for the publisher, if known.
     pub(crate) types: Vec<String>,
 }
 
-/// How far behind a publisher is in a topic.
+/// Lag of a publisher in a topic.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"topic": "wallet-events", "publisher": "KafkaPublisher", "status": "ACTIVE", "position": 1200,
                           "head": 1210, "behind": 10}))]
@@ -106,60 +107,60 @@ pub(crate) struct LagView {
     pub(crate) publisher: String,
     /// `ACTIVE`, `PAUSED` or `FAILED`.
     pub(crate) status: &'static str,
-    /// Everything up to here was published, or is not for it.
+    /// All events up to this position are published, or do not belong to the topic.
     pub(crate) position: i64,
     /// The greatest position of the log.
     pub(crate) head: i64,
-    /// How many positions are between the two.
+    /// Number of positions between `position` and `head`.
     pub(crate) behind: u64,
 }
 
 /// All publishers.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Publishers {
-    /// Those of the log, by topic and publisher.
+    /// Publishers of the log, by topic and publisher.
     publishers: Vec<PairView>,
-    /// Publishers of log and queue that cannot be reached, by name.
+    /// Outages of publishers of log and queue, by name.
     outages: Vec<OutageView>,
-    /// Events of the log that publishers passed over, because they cannot be read: at most 100, the greatest
-    /// positions first.
+    /// Events of the log that publishers skipped because they cannot be decoded: at most 100,
+    /// greatest positions first.
     unreadable: Vec<UnreadableView>,
 }
 
-/// An event of the log that publishers passed over.
+/// An event of the log that publishers skipped.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"position": 1203, "reason": "its headers are not an object of strings",
                           "noted_at": "2026-01-31T12:00:00Z"}))]
 pub(crate) struct UnreadableView {
-    /// Its position.
+    /// The position of the event.
     position: i64,
-    /// Why it cannot be read.
+    /// Why the event cannot be decoded.
     reason: String,
-    /// When a publisher first came to it.
+    /// When a publisher first reached the event.
     noted_at: DateTime<Utc>,
 }
 
-/// How many unreadable events are listed.
+/// Maximum number of unreadable events listed.
 const UNREADABLE: usize = 100;
 
-/// How far behind all publishers are.
+/// Lag of all publishers.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Lags {
-    /// By topic and publisher.
+    /// The publishers, by topic and publisher.
     publishers: Vec<LagView>,
 }
 
 /// List publishers
 ///
-/// Those of the log, with where they stand in each topic; those of log and queue that cannot be reached; and the events of the
-/// log that could not be read.
-#[utoipa::path(get, path = "/outbox/publishers", tag = "publishers", params(Place),
+/// Publishers of the log with their position in each topic, outages of publishers of log and queue,
+/// and events of the log that could not be decoded.
+#[utoipa::path(get, path = "/outbox/publishers", tag = "publishers", params(DatabaseQuery),
     responses((status = 200, description = "All publishers", body = Publishers)))]
 pub(crate) async fn list(
     State(web): State<Shared>,
-    Params(place): Params<Place>,
-) -> Answer<Json<Publishers>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<Publishers>> {
+    let database = query.resolve(&web)?;
     Ok(Json(Publishers {
         publishers: pairs(&database).await?,
         outages: outages(&web, &database).await?,
@@ -167,15 +168,15 @@ pub(crate) async fn list(
     }))
 }
 
-/// One publisher
-#[utoipa::path(get, path = "/outbox/publishers/{name}", tag = "publishers", params(Place, Name),
-    responses((status = 200, description = "Where it stands in each topic", body = PublisherView)))]
+/// Get a publisher
+#[utoipa::path(get, path = "/outbox/publishers/{name}", tag = "publishers", params(DatabaseQuery, PublisherPath),
+    responses((status = 200, description = "The publisher, with its position in each topic", body = PublisherView)))]
 pub(crate) async fn one(
     State(web): State<Shared>,
     Path(name): Path<String>,
-    Params(place): Params<Place>,
-) -> Answer<Json<PublisherView>> {
-    let database = place.choose(&web)?;
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<PublisherView>> {
+    let database = query.resolve(&web)?;
     let mut topics = pairs(&database).await?;
     topics.retain(|pair| pair.publisher == name);
     let mut outages = outages(&web, &database).await?;
@@ -187,20 +188,24 @@ pub(crate) async fn one(
     Ok(Json(PublisherView { name, topics, outages }))
 }
 
-/// How far behind publishers are
-#[utoipa::path(get, path = "/outbox/publishers/lag", tag = "publishers", params(Place),
-    responses((status = 200, description = "All pairs of topic and publisher", body = Lags)))]
-pub(crate) async fn lag(State(web): State<Shared>, Params(place): Params<Place>) -> Answer<Json<Lags>> {
-    Ok(Json(Lags { publishers: lags(&place.choose(&web)?).await? }))
+/// Get the lag of all publishers
+#[utoipa::path(get, path = "/outbox/publishers/lag", tag = "publishers", params(DatabaseQuery),
+    responses((status = 200, description = "The lag of each publisher in each topic", body = Lags)))]
+pub(crate) async fn lag(
+    State(web): State<Shared>,
+    Params(query): Params<DatabaseQuery>,
+) -> ApiResult<Json<Lags>> {
+    Ok(Json(Lags { publishers: lags(&query.resolve(&web)?).await? }))
 }
 
 pub(crate) fn unknown(name: &str) -> Problem {
-    Problem::not_found(format!("there is no publisher `{}`", text::shown(name)))
-        .advice("GET /api/outbox/publishers lists them; one appears when it is first started.")
+    Problem::not_found(format!("publisher `{}` not found", text::printable(name))).advice(
+        "GET /api/outbox/publishers lists publishers; a publisher is listed once it has been started.",
+    )
 }
 
-/// How far behind everything is.
-pub(crate) async fn lags(database: &Chosen) -> Answer<Vec<LagView>> {
+/// Lag of all publishers.
+pub(crate) async fn lags(database: &Database) -> ApiResult<Vec<LagView>> {
     let lag = LogAdmin::new(database.store.clone()).lag().await?;
     let view = |lag: outbox::PairLag| LagView {
         topic: lag.id.topic().to_owned(),
@@ -213,8 +218,8 @@ pub(crate) async fn lags(database: &Chosen) -> Answer<Vec<LagView>> {
     Ok(lag.into_iter().map(view).collect())
 }
 
-/// Where everything stands.
-async fn pairs(database: &Chosen) -> Answer<Vec<PairView>> {
+/// State of all publishers in all topics.
+async fn pairs(database: &Database) -> ApiResult<Vec<PairView>> {
     let Some(log) = database.store.log() else { return Ok(Vec::new()) };
     let (pairs, head) = (log.pairs().await?, log.head().await?);
     let waiting =
@@ -223,8 +228,8 @@ async fn pairs(database: &Chosen) -> Answer<Vec<PairView>> {
     Ok(pairs.iter().map(|pair| view(pair, head, waits_for(pair))).collect())
 }
 
-/// The events of the log that publishers passed over.
-async fn unreadable(database: &Chosen) -> Answer<Vec<UnreadableView>> {
+/// Events of the log that publishers skipped.
+async fn unreadable(database: &Database) -> ApiResult<Vec<UnreadableView>> {
     let Some(log) = database.store.log() else { return Ok(Vec::new()) };
     let view = |outbox::store::Unreadable { position, reason, noted_at }| UnreadableView {
         position: position.get(),
@@ -234,8 +239,9 @@ async fn unreadable(database: &Chosen) -> Answer<Vec<UnreadableView>> {
     Ok(log.unreadable(UNREADABLE).await?.into_iter().map(view).collect())
 }
 
-/// What cannot be reached, as relays say, and as the relay of this process knows before it says so.
-async fn outages(web: &Shared, database: &Chosen) -> Answer<Vec<OutageView>> {
+/// Outages announced by relays, and outages known to the relay of this process before it announces
+/// them.
+async fn outages(web: &Shared, database: &Database) -> ApiResult<Vec<OutageView>> {
     let mut outages = outages_of(&database.store.nodes().await?);
     for destination in web.destinations.iter().flat_map(|destinations| destinations()) {
         if let Some(outage) = destination.outage()
@@ -254,7 +260,7 @@ async fn outages(web: &Shared, database: &Chosen) -> Answer<Vec<OutageView>> {
     Ok(outages)
 }
 
-/// What the relays that run say cannot be reached.
+/// Outages announced by running relays.
 pub(crate) fn outages_of(nodes: &[Node]) -> Vec<OutageView> {
     let running = nodes.iter().filter(|node| node.is_running());
     let of_node = |node: &Node| {
@@ -295,21 +301,21 @@ fn view(pair: &PairState, head: Position, waits_for: Option<&OpenAppend>) -> Pai
     }
 }
 
-/// Which publisher.
+/// Path of a publisher.
 #[derive(utoipa::IntoParams)]
 #[into_params(parameter_in = Path)]
-#[expect(dead_code, reason = "tells the document of the path")]
-pub(crate) struct Name {
+#[expect(dead_code, reason = "only for the OpenAPI document")]
+pub(crate) struct PublisherPath {
     /// The name of the publisher.
     #[param(min_length = 1, max_length = 100, example = "KafkaPublisher")]
     name: String,
 }
 
-/// Which topic.
+/// Path of a topic.
 #[derive(utoipa::IntoParams)]
 #[into_params(parameter_in = Path)]
-#[expect(dead_code, reason = "tells the document of the path")]
-pub(crate) struct TopicName {
+#[expect(dead_code, reason = "only for the OpenAPI document")]
+pub(crate) struct TopicPath {
     /// The name of the topic.
     #[param(min_length = 1, max_length = 100, example = "wallet-events")]
     topic: String,

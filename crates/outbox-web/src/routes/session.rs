@@ -1,4 +1,4 @@
-//! Signing in and out, and who one is.
+//! Sign-in, sign-out, and the current caller.
 
 use axum::Json;
 use axum::extract::{FromRequest as _, Request, State};
@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::auth::hosts::port;
-use crate::auth::sessions::{LASTS, cookie_name};
+use crate::auth::sessions::{SESSION_LIFETIME, cookie_name};
 use crate::auth::token::Role;
 use crate::auth::{Caller, peer};
 use crate::extract::Input;
-use crate::problem::Answer;
+use crate::problem::ApiResult;
 use crate::state::Shared;
 
 /// A token to sign in with.
@@ -24,20 +24,20 @@ pub(crate) struct SignIn {
     token: String,
 }
 
-/// Who one is.
+/// The authenticated caller.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"actor": "ops", "role": "operate", "session": true, "csrf": "6mS0cMzSQ0", "databases": ["main"],
                           "version": "0.1.0"}))]
 pub(crate) struct WhoAmI {
-    /// The name of the token: what the audit says.
+    /// The name of the token, as in audit entries.
     actor: String,
-    /// What it allows.
+    /// The role of the token.
     role: Role,
-    /// Whether it is a session; then `csrf` is there.
+    /// Whether the caller authenticated with a session; `csrf` is set in this case.
     session: bool,
-    /// What the header `X-CSRF-Token` must say when something is changed.
+    /// The value of the header `X-CSRF-Token` for changes.
     csrf: Option<String>,
-    /// The databases that can be asked for.
+    /// The names of all databases.
     databases: Vec<String>,
     /// The version of the server.
     version: &'static str,
@@ -52,36 +52,38 @@ impl WhoAmI {
 
 /// Sign in
 ///
-/// Exchanges a token for a session: a cookie that scripts cannot read, and a CSRF token that has to be sent with changes.
+/// Exchanges a token for a session: a cookie that scripts cannot read, and a CSRF token to send
+/// with every change.
 #[utoipa::path(post, path = "/outbox/session", tag = "session", request_body = SignIn,
     responses((status = 200, description = "Signed in", body = WhoAmI,
                headers(("set-cookie" = String, description = "The session"))),
-              (status = 413, description = "The body has more than 16 KiB"),
-              (status = 504, description = "The body did not arrive within 5 s, or it took too long")))]
-pub(crate) async fn sign_in(State(web): State<Shared>, request: Request) -> Answer<Response> {
+              (status = 413, description = "The body is larger than 16 KiB"),
+              (status = 504, description = "The body did not arrive within 5 s, or the request timed out")))]
+pub(crate) async fn sign_in(State(web): State<Shared>, request: Request) -> ApiResult<Response> {
     let peer = peer(request.extensions());
-    let name = cookie_name(web.porter.tls, port(request.headers(), request.uri()));
+    let name = cookie_name(web.authenticator.tls, port(request.headers(), request.uri()));
     let Input(SignIn { token }) = Input::from_request(request, &()).await?;
-    let token = web.porter.token(&token, peer)?;
-    let (cookie, csrf) = web.porter.sessions.begin(&token.name, token.role);
+    let token = web.authenticator.token(&token, peer)?;
+    let (cookie, csrf) = web.authenticator.sessions.begin(&token.name, token.role);
     tracing::info!(who = token.name, role = %token.role, "signed in");
     let who = WhoAmI::new(&web, token.name.clone(), token.role, Some(csrf));
-    Ok(([(header::SET_COOKIE, set_cookie(&web, &name, &cookie, LASTS.as_secs()))], Json(who)).into_response())
+    Ok(([(header::SET_COOKIE, set_cookie(&web, &name, &cookie, SESSION_LIFETIME.as_secs()))], Json(who))
+        .into_response())
 }
 
 /// Sign out
 ///
-/// Ends the session of this browser. With a token there is nothing to end.
+/// Ends the session of this browser. No effect on a token.
 #[utoipa::path(delete, path = "/outbox/session", tag = "session",
     responses((status = 204, description = "Signed out",
-               headers(("set-cookie" = String, description = "Without a session")))))]
+               headers(("set-cookie" = String, description = "Clears the session cookie")))))]
 pub(crate) async fn sign_out(State(web): State<Shared>, uri: Uri, headers: HeaderMap) -> Response {
-    web.porter.cookies(&headers, &uri).for_each(|cookie| web.porter.sessions.end(cookie));
-    let name = cookie_name(web.porter.tls, port(&headers, &uri));
+    web.authenticator.cookies(&headers, &uri).for_each(|cookie| web.authenticator.sessions.end(cookie));
+    let name = cookie_name(web.authenticator.tls, port(&headers, &uri));
     (StatusCode::NO_CONTENT, [(header::SET_COOKIE, set_cookie(&web, &name, "", 0))]).into_response()
 }
 
-/// Who am I?
+/// Get the current caller
 #[utoipa::path(get, path = "/outbox/whoami", tag = "session",
     responses((status = 200, description = "The name and role of the token or session", body = WhoAmI)))]
 pub(crate) async fn who_am_i(State(web): State<Shared>, caller: Caller) -> Json<WhoAmI> {
@@ -90,7 +92,7 @@ pub(crate) async fn who_am_i(State(web): State<Shared>, caller: Caller) -> Json<
 }
 
 fn set_cookie(web: &Shared, name: &str, value: &str, seconds: u64) -> HeaderValue {
-    let secure = if web.porter.tls { "; Secure" } else { "" };
+    let secure = if web.authenticator.tls { "; Secure" } else { "" };
     let text = format!("{name}={value}; HttpOnly; SameSite=Strict; Path=/; Max-Age={seconds}{secure}");
     HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static(""))
 }

@@ -1,4 +1,4 @@
-// A browser, signed in, that writes down what it should not see: errors, and requests to elsewhere.
+// A signed-in browser that records unexpected errors and requests to other hosts.
 
 import assert from "node:assert/strict";
 
@@ -8,7 +8,7 @@ export const BASE = required("OUTBOX_WEB_URL");
 export const TOKEN = required("OUTBOX_WEB_TOKEN");
 export const VIEWS = ["overview", "events", "dead", "keys", "publishers", "joins", "databases", "nodes", "audit"];
 
-/** How long to wait for a page and for a relay. */
+/** Timeout for a page or a relay. */
 export const PATIENCE = 120_000;
 
 function required(name) {
@@ -17,7 +17,7 @@ function required(name) {
   return value;
 }
 
-/** One for all tests of a file. */
+/** Launches the browser of a test file. */
 export function launch() {
   return chromium.launch({
     executablePath: process.env.OUTBOX_CHROMIUM ?? "/usr/bin/chromium",
@@ -26,14 +26,14 @@ export function launch() {
   });
 }
 
-/** A context of its own, which waits for as long as a busy machine takes. */
+/** A browser context with a timeout for a busy machine. */
 export async function newContext(browser, options) {
   const context = await browser.newContext(options);
   context.setDefaultTimeout(PATIENCE);
   return context;
 }
 
-/** A page that is signed in. `seen` tells what went wrong on it; `check` fails the test if anything did. */
+/** A signed-in page. `seen` records errors on the page; `check` fails the test if there are any. */
 export async function signIn(browser, { token = TOKEN, width = 1440, height = 900 } = {}) {
   const context = await newContext(browser, { viewport: { width, height } });
   const page = await context.newPage();
@@ -50,7 +50,7 @@ export async function signIn(browser, { token = TOKEN, width = 1440, height = 90
   return { context, page, seen, check };
 }
 
-/** Goes to a view of the page that is open, and waits until it shows something. */
+/** Opens a view, and waits until it has content. */
 export async function visit(page, hash) {
   const path = hash.replace(/^#\//, "").split("?")[0];
   await page.evaluate(to => { location.hash = to; }, hash);

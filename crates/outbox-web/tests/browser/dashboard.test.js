@@ -1,4 +1,4 @@
-// What it looks like: the flow, every view, wide and narrow, with the keyboard.
+// Views of the dashboard: live data, wide and narrow screens, keyboard.
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
@@ -9,7 +9,7 @@ let browser;
 before(async () => { browser = await launch(); });
 after(() => browser?.close());
 
-/** Presses `g` and a letter until the view shows: the page forgets a `g` after 1.5 s. */
+/** Presses `g` and a letter until the view shows: the page ignores a `g` after 1.5 s. */
 async function go(page, key, title) {
   const heading = page.getByRole("heading", { name: title, level: 1, exact: true });
   const until = Date.now() + PATIENCE;
@@ -26,30 +26,30 @@ test("the token leaves the address as soon as it is exchanged", async () => {
   const { page, context, check } = await signIn(browser);
   assert.ok(!page.url().includes("token="), page.url());
   await page.goBack().catch(() => {});
-  assert.ok(!page.url().includes("token="), "it is not in the history either");
+  assert.ok(!page.url().includes("token="), "the token is not in the history");
   check();
   await context.close();
 });
 
-test("a wrong token is told so, and is not kept in the field", async () => {
+test("a wrong token is rejected, and is not kept in the field", async () => {
   const context = await newContext(browser);
   const page = await context.newPage();
   await page.goto(BASE);
   await page.getByLabel("Token").fill("certainly-not-a-token");
   await page.getByRole("button", { name: "Sign in" }).click();
-  await page.getByText("This token is not known here.").waitFor();
+  await page.getByText("Invalid token.").waitFor();
   assert.equal(await page.getByLabel("Token").inputValue(), "");
   await context.close();
 });
 
-test("the flow is seen, live", async () => {
+test("live data is shown", async () => {
   const { page, context, check } = await signIn(browser);
   await page.locator(".live-text", { hasText: /^live$/ }).waitFor();
   await page.locator(".chart").first().locator("path.line.delivered").waitFor({ state: "attached", timeout: PATIENCE });
   const delivered = page.locator(".chart").first().locator(".legend li", { hasText: "Delivered" }).locator("b");
   await page.waitForFunction(el => /[1-9]/.test(el.textContent), await delivered.elementHandle(), { timeout: PATIENCE });
-  for (const tile of ["Due", "In hand", "Delayed", "Retrying", "Dead"]) {
-    // The numbers of the tiles come by a request of their own, which may be answered after the chart's.
+  for (const tile of ["Due", "Claimed", "Delayed", "Retrying", "Dead"]) {
+    // The tiles have a request of their own, which may complete after that of the chart.
     const number = page.locator(".tile", { hasText: tile }).first().locator("b");
     await number.filter({ hasText: /^[\d,]+\+?$/ }).waitFor({ timeout: PATIENCE });
   }
@@ -58,7 +58,7 @@ test("the flow is seen, live", async () => {
   await context.close();
 });
 
-test("a live connection that is lost is told, and comes back by itself", async () => {
+test("a lost live connection is shown, and reconnects automatically", async () => {
   const { page, context } = await signIn(browser);
   await page.locator(".live-text", { hasText: /^live$/ }).waitFor();
   await page.route("**/api/outbox/live*", route => route.abort());
@@ -84,7 +84,7 @@ test("every view opens without an error, and no request leaves the machine", asy
   await context.close();
 });
 
-test("the policy lets nothing in from elsewhere and nothing inline", async () => {
+test("the content security policy allows no other hosts and no inline code", async () => {
   const context = await newContext(browser);
   const answer = await context.request.get(BASE);
   const policy = answer.headers()["content-security-policy"];
@@ -135,26 +135,26 @@ test("the keyboard goes to views, to the filter and through rows", async () => {
   assert.ok(await page.evaluate(() => document.activeElement.hasAttribute("data-filter")));
   await page.keyboard.press("Escape");
   await page.keyboard.press("?");
-  await page.getByRole("heading", { name: "Keys" }).waitFor();
+  await page.getByRole("heading", { name: "Keyboard shortcuts" }).waitFor();
   await page.keyboard.press("Escape");
-  await page.getByRole("heading", { name: "Keys" }).waitFor({ state: "detached" });
+  await page.getByRole("heading", { name: "Keyboard shortcuts" }).waitFor({ state: "detached" });
   check();
   await context.close();
 });
 
-test("the colours that were chosen are remembered", async () => {
+test("the selected theme is stored", async () => {
   const { page, context, check } = await signIn(browser);
-  await page.getByRole("button", { name: "Colours: as the system" }).click();
-  await page.getByRole("button", { name: "Colours: light" }).click();
+  await page.getByRole("button", { name: "Theme: system" }).click();
+  await page.getByRole("button", { name: "Theme: light" }).click();
   assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "dark");
   await page.reload();
-  await page.getByRole("button", { name: "Colours: dark" }).waitFor();
+  await page.getByRole("button", { name: "Theme: dark" }).waitFor();
   assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "dark");
   check();
   await context.close();
 });
 
-test("who may only read is told why a button does nothing", { skip: !process.env.OUTBOX_WEB_READ_TOKEN }, async () => {
+test("a disabled button shows the role that it needs", { skip: !process.env.OUTBOX_WEB_READ_TOKEN }, async () => {
   const { page, context, check } = await signIn(browser, { token: process.env.OUTBOX_WEB_READ_TOKEN });
   await visit(page, "#/dead");
   const button = page.getByRole("button", { name: "Replay…" });
@@ -167,7 +167,7 @@ test("who may only read is told why a button does nothing", { skip: !process.env
   await context.close();
 });
 
-test("a session that has ended asks for a token, and goes on where one was", async () => {
+test("after a session has ended, signing in returns to the same view", async () => {
   const { page, context, seen } = await signIn(browser);
   await visit(page, "#/nodes");
   await context.clearCookies();

@@ -1,5 +1,5 @@
-// Sets the stage with the real command: a database, a receiver that fails once, a relay, the events that the tests look for.
-// Then runs the tests. `OUTBOX_BIN=target/debug/outbox npm run staged`
+// Starts everything that the tests need with the `outbox` command: a database, a receiver that
+// fails, a relay, and events. Then runs the tests. `OUTBOX_BIN=target/debug/outbox npm run staged`
 
 import { execFile, spawn } from "node:child_process";
 import { mkdtemp, rm, writeFile } from "node:fs/promises";
@@ -38,7 +38,10 @@ try {
 }
 process.exit(code);
 
-/** Fails the first two attempts at every event, and takes the third: the event dies, and a replay brings it home. */
+/**
+ * Rejects the first two attempts of every event: the event is dead-lettered, and a replay delivers
+ * it.
+ */
 async function receive() {
   const seen = new Map();
   const server = createServer((request, response) => {
@@ -89,7 +92,7 @@ to = ["browser-publisher"]
   return started;
 }
 
-/** The port of the relay, as its log says. */
+/** The port of the relay, from its log. */
 function listening() {
   return new Promise((done, failed) => {
     relay.once("exit", exit => failed(new Error(`the relay ended with ${exit}`)));
@@ -101,10 +104,10 @@ function listening() {
   });
 }
 
-/** Waits until it is so. */
-async function until(what, isSo) {
+/** Waits until a condition holds. */
+async function until(what, condition) {
   const end = Date.now() + 120_000;
-  while (!await isSo()) {
+  while (!await condition()) {
     if (relay.exitCode !== null) throw new Error(`the relay ended with ${relay.exitCode}`);
     if (Date.now() > end) throw new Error(`not within two minutes: ${what}`);
     await sleep(100);
@@ -128,9 +131,9 @@ async function seed() {
   await send("browser.many", { n: 1 });
   await send("browser.many", { n: 2 });
   await send("browser.edit", '{"total":12345678901234567890}');
-  // No route is for it: it is dead at once, and its error names it.
+  // Without a route the event is dead-lettered at once, and its error names its type.
   await send("browser.<b>html</b>", { note: "<img src=x onerror=alert(1)>" });
-  // No route is for it either: an event without a destination holds back its key for all destinations.
+  // Also without a route: an event without a destination blocks its key for all destinations.
   await send("browser.key", { step: 1 }, "--key", "browser-key");
   await send("browser.behind", { step: 2 }, "--key", "browser-key");
   await send("browser.later", {}, "--after", "1h");

@@ -1,4 +1,4 @@
-// What people come for: a dead event, a publisher, a key.
+// Tasks of an operator: dead events, publishers, blocked keys, payloads, purge.
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
@@ -28,8 +28,8 @@ test("a dead event is found, its reason read, replayed, and seen delivered", asy
   assert.ok(error.length > 0 && explanation.includes(error), `${explanation} has ${error}`);
   await page.getByRole("button", { name: "Replay", exact: true }).click();
   await page.getByRole("dialog").getByText("becomes new").waitFor();
-  await confirm(page, "Replay it");
-  await page.getByText("Replayed: it is on its way.").waitFor();
+  await confirm(page, "Replay event");
+  await page.getByText("Event replayed.").waitFor();
   await page.getByRole("heading", { level: 1 }).filter({ hasText: "Done" }).waitFor({ timeout: PATIENCE });
   await visit(page, "#/audit");
   await page.getByRole("row").filter({ hasText: "event.replay" }).first().waitFor();
@@ -37,7 +37,7 @@ test("a dead event is found, its reason read, replayed, and seen delivered", asy
   await context.close();
 });
 
-test("saying no changes nothing", async () => {
+test("cancelling a dialog changes nothing", async () => {
   const { page, context, check } = await signIn(browser);
   await openDead(page, "browser.<b>html</b>");
   for (const name of ["Replay", "Skip"]) {
@@ -51,7 +51,7 @@ test("saying no changes nothing", async () => {
   await context.close();
 });
 
-test("many are counted first, then replayed, with progress", async () => {
+test("a bulk replay counts first and shows its progress", async () => {
   const { page, context, check } = await signIn(browser);
   await visit(page, "#/dead?event_type=browser.many");
   await page.getByRole("button", { name: "Replay…" }).click();
@@ -64,7 +64,7 @@ test("many are counted first, then replayed, with progress", async () => {
   await context.close();
 });
 
-test("replaying everything asks for a word", async () => {
+test("replaying every dead event needs a typed confirmation", async () => {
   const { page, context, check } = await signIn(browser);
   await visit(page, "#/dead");
   await page.getByRole("button", { name: "Replay…" }).click();
@@ -84,32 +84,32 @@ test("HTML in a payload, an error and a type is shown as text", async () => {
   await openDead(page, "browser.<b>html</b>");
   assert.match(await page.getByRole("heading", { level: 1 }).textContent(), /browser\.<b>html<\/b>/);
   assert.match(await page.getByRole("region", { name: "Explanation" }).textContent(), /<b>html<\/b>/);
-  await page.getByText("Hidden. Who looks at it is noted in the audit.").waitFor();
+  await page.getByText("Hidden. Every read has an audit entry.").waitFor();
   await page.getByRole("button", { name: "Show payload" }).click();
   await page.locator("pre.payload").waitFor();
   assert.match(await page.locator("pre.payload").textContent(), /"note": "<img src=x onerror=alert\(1\)>"/);
-  await page.getByRole("button", { name: "As it is stored" }).click();
+  await page.getByRole("button", { name: "Raw" }).click();
   assert.equal(await page.locator("pre.payload").textContent(), '{"note":"<img src=x onerror=alert(1)>"}');
   assert.equal(await page.locator("main img, main script, main h1 b, main pre b, .explain b").count(), 0);
   check();
   await context.close();
 });
 
-test("a payload is edited without touching what was not, and replayed", async () => {
+test("a payload is edited without changing other digits, and replayed", async () => {
   const { page, context, check } = await signIn(browser);
   await openDead(page, "browser.edit");
   await page.getByRole("button", { name: "Edit payload…" }).click();
   const area = page.getByRole("dialog").getByRole("textbox");
-  assert.equal(await area.inputValue(), '{\n  "total": 12345678901234567890\n}', "laid out, and no digit lost");
+  assert.equal(await area.inputValue(), '{\n  "total": 12345678901234567890\n}', "formatted, with all digits");
   await area.fill("{ no json");
   await confirm(page, "Save");
-  await page.getByText("This is no JSON").waitFor();
+  await page.getByText("Invalid JSON").waitFor();
   await area.fill('{\n  "total": 12345678901234567890,\n  "paid": true\n}');
   await confirm(page, "Save");
-  await page.getByText("Saved and replayed.").waitFor();
+  await page.getByText("Payload saved, event replayed.").waitFor();
   await page.getByRole("heading", { level: 1 }).filter({ hasText: "Done" }).waitFor({ timeout: PATIENCE });
   await page.getByRole("button", { name: "Show payload" }).click();
-  await page.getByRole("button", { name: "As it is stored" }).click();
+  await page.getByRole("button", { name: "Raw" }).click();
   assert.equal(await page.locator("pre.payload").textContent(), '{"total":12345678901234567890,"paid":true}');
   check();
   await context.close();
@@ -135,9 +135,9 @@ test("a blocked key is unblocked by skipping its head", async () => {
   await visit(page, "#/keys");
   const key = page.getByRole("article", { name: "Key browser-key", exact: true });
   await key.getByText(/[1-9][\d,]*\+? events? waits?/).waitFor();
-  await key.getByRole("button", { name: "Skip the head" }).click();
+  await key.getByRole("button", { name: "Skip head" }).click();
   await page.getByRole("dialog").getByText("never delivered").waitFor();
-  await confirm(page, "Skip it");
+  await confirm(page, "Skip event");
   await key.waitFor({ state: "detached", timeout: PATIENCE });
   await visit(page, "#/events?status=done&ordering_key=browser-key");
   const behind = page.getByRole("row").filter({ hasText: "browser.behind" });
@@ -146,34 +146,34 @@ test("a blocked key is unblocked by skipping its head", async () => {
     await page.getByRole("button", { name: "Refresh" }).click();
     await page.waitForTimeout(500);
   }
-  assert.equal(await behind.count(), 1, "what waited behind it was delivered");
+  assert.equal(await behind.count(), 1, "the event behind the head was delivered");
   check();
   await context.close();
 });
 
-test("a pending event is taken back, and what is not there is told", async () => {
+test("a pending event is cancelled, and then not found", async () => {
   const { page, context, seen } = await signIn(browser);
   await visit(page, "#/events?event_type=browser.later");
   await page.locator("tr[data-row] a").first().click();
   await page.getByRole("heading", { level: 1 }).filter({ hasText: "Waiting" }).waitFor();
   await page.getByRole("button", { name: "Cancel", exact: true }).click();
-  await confirm(page, "Cancel the event");
-  await page.getByText("There is no event with this id.").waitFor();
-  // A browser notes every 404 that it gets; nothing else may be noted.
+  await confirm(page, "Cancel event");
+  await page.getByText("Event not found.").waitFor();
+  // Browsers log every 404; no other error is expected.
   assert.ok(seen.errors.every(error => error.includes("404")), seen.errors.join("\n"));
   await context.close();
 });
 
-test("purging counts first, and says when there is nothing to purge", async () => {
+test("a purge counts first, and shows if there are no rows", async () => {
   const { page, context, check } = await signIn(browser);
   await visit(page, "#/databases");
   await page.getByRole("button", { name: "Purge…" }).click();
   await page.getByLabel("Older than").fill("soon");
-  await confirm(page, "Count them");
-  await page.getByText("How old? A number and a unit").waitFor();
+  await confirm(page, "Count rows");
+  await page.getByText("Invalid age: enter a number and a unit").waitFor();
   await page.getByLabel("Older than").fill("300d");
-  await confirm(page, "Count them");
-  await page.getByText("Nothing is that old: nothing to purge.").waitFor();
+  await confirm(page, "Count rows");
+  await page.getByText("No rows are that old.").waitFor();
   check();
   await context.close();
 });

@@ -1,4 +1,4 @@
-// Shows the OpenAPI document of this server. Everything is put in as text.
+// Shows the OpenAPI document of this server. All content is inserted as text.
 
 const METHODS = ["get", "post", "put", "delete"];
 const form = document.getElementById("sign-in");
@@ -24,7 +24,7 @@ async function load(headers) {
     if (headers.authorization) problem.textContent = (await answer.json()).detail;
   } catch {
     form.hidden = false;
-    problem.textContent = "The server does not answer.";
+    problem.textContent = "The server does not respond.";
   }
   return undefined;
 }
@@ -36,7 +36,7 @@ function h(name, attributes, ...children) {
   return element;
 }
 
-/** Paragraphs, `code` and **strong**: as much of Markdown as the document uses. */
+/** Paragraphs, `code` and **strong**: the subset of Markdown that the document uses. */
 function prose(text) {
   return (text ?? "").split(/\n\n+/).filter(Boolean).map(part => h("p", null,
     part.split(/(`[^`]+`|\*\*[^*]+\*\*)/).map(word => {
@@ -63,17 +63,17 @@ function show(api) {
     ...sections.flat(2), h("h2", { id: "schemas" }, "schemas"), ...schemas);
 }
 
-function operation(api, method, path, told) {
-  const role = Object.values(told.security?.[0] ?? {})[0]?.[0];
-  const body = told.requestBody?.content?.["application/json"]?.schema;
-  return h("details", { id: told.operationId ?? `${method}-${path}` },
-    h("summary", null, h("span", { class: `method ${method}` }, method), h("code", null, path), " ", told.summary ?? "",
+function operation(api, method, path, spec) {
+  const role = Object.values(spec.security?.[0] ?? {})[0]?.[0];
+  const body = spec.requestBody?.content?.["application/json"]?.schema;
+  return h("details", { id: spec.operationId ?? `${method}-${path}` },
+    h("summary", null, h("span", { class: `method ${method}` }, method), h("code", null, path), " ", spec.summary ?? "",
       role ? h("span", { class: "role" }, role) : null),
-    prose(told.description),
-    told.parameters?.length ? [h("h3", null, "Parameters"), parameters(told.parameters)] : null,
+    prose(spec.description),
+    spec.parameters?.length ? [h("h3", null, "Parameters"), parameters(spec.parameters)] : null,
     body ? [h("h3", null, "Body"), schema(api, body)] : null,
-    h("h3", null, "Answers"),
-    h("table", null, Object.entries(told.responses).map(([status, answer]) =>
+    h("h3", null, "Responses"),
+    h("table", null, Object.entries(spec.responses).map(([status, answer]) =>
       h("tr", null, h("th", { scope: "row" }, status), h("td", null, answer.description, content(answer))))));
 }
 

@@ -1,9 +1,9 @@
-// The databases that are looked after.
+// The databases.
 
 import { get } from "../api.js";
 import { fill, h } from "../dom.js";
 import { badge, head } from "../parts.js";
-import { act } from "../role.js";
+import { actionButton } from "../role.js";
 import { empty, every, load } from "../state.js";
 import { table } from "../table.js";
 import { jobs } from "./jobs.js";
@@ -12,10 +12,10 @@ import { purge } from "./purge.js";
 const KINDS = { active: "good", open: "good", "standing by": "wait", starting: "wait", failing: "bad" };
 
 export function databases({ main, signal }) {
-  const place = h("div");
+  const container = h("div");
   const running = jobs(signal);
-  const clean = act("Purge…", { needs: "admin", hint: "Delete old rows of the chosen database: counts first", run: async () => { if (await purge()) await running.refresh(); } });
-  fill(main, head("Databases", "Each database has its own outbox; one process may look after many.", clean), running.el, place);
+  const clean = actionButton("Purge…", { needs: "admin", hint: "Delete old rows of the selected database, after a count", run: async () => { if (await purge()) await running.refresh(); } });
+  fill(main, head("Databases", "Each database has its own outbox; one process can serve many.", clean), running.el, container);
   const list = table({
     caption: "Databases", key: database => database.name, href: ({ name }) => `#/overview?${new URLSearchParams({ database: name })}`,
     columns: [
@@ -27,8 +27,8 @@ export function databases({ main, signal }) {
   const fetch = () => get("databases", {}, signal);
   const render = found => {
     list.update(found.databases);
-    fill(place, found.databases.length ? list.el : empty("No database at the moment.", "Discovery may still be looking."));
+    fill(container, found.databases.length ? list.el : empty("No databases.", "Discovery may still be running."));
   };
-  load(place, fetch, render);
+  load(container, fetch, render);
   every(3_000, signal, async () => list.update((await fetch()).databases));
 }

@@ -1,12 +1,12 @@
-// Dead letters: what was given up, by type and by reason, and how to bring it back.
+// Dead letters, by type and by error, and bulk replay.
 
 import { get } from "../api.js";
 import { fill, h } from "../dom.js";
 import { filterBar, filterOf } from "../filter.js";
-import { counted, number, when } from "../format.js";
+import { counted, number, things, when } from "../format.js";
 import { PAGE, pager } from "../pager.js";
 import { head, refreshButton } from "../parts.js";
-import { act } from "../role.js";
+import { actionButton } from "../role.js";
 import { href, named } from "../route.js";
 import { empty, load } from "../state.js";
 import { table } from "../table.js";
@@ -23,8 +23,8 @@ export function dead({ main, query, signal }) {
   const again = () => Promise.all([loadTypes(), loadList()]);
 
   fill(main,
-    head("Dead letters", "Events that were given up. They stay until somebody replays, skips or purges them.",
-      refreshButton(), act("Replay…", { kind: "primary", hint: "Replay many: counts first", run: async () => { if (await bulkReplay(filter)) await running.refresh(); } })),
+    head("Dead letters", "Dead-lettered events. They are kept until they are replayed, skipped or purged.",
+      refreshButton(), actionButton("Replay…", { kind: "primary", hint: "Replay in bulk, after a count", run: async () => { if (await bulkReplay(filter)) await running.refresh(); } })),
     running.el, filterBar("dead", query),
     h("div.columns.even", null,
       h("section.card", null, h("h2", null, "By type"), types),
@@ -37,15 +37,15 @@ export function dead({ main, query, signal }) {
   function loadList() {
     const rows = table({ caption: "Dead events", columns: columns("dead"), key: event => event.id, href: event => href(["events", named(event)]) });
     const fetch = cursor => get("events", { status: "dead", ...filter, order: "newest", limit: PAGE, cursor }, signal);
-    const nothing = () => empty("No dead letters.", "No event was given up, or none matches. This is how it should be.");
-    return pager({ place: list, list: rows, fetch, nothing, changed: found => showReasons(reasons, found) });
+    const nothing = () => empty("No dead letters.", "No event has been dead-lettered, or none matches.");
+    return pager({ container: list, list: rows, fetch, nothing, changed: found => showReasons(reasons, found) });
   }
   running.whenDone(again);
   again();
 }
 
-function showTypes(place, found, filter) {
-  if (!found.types.length) return fill(place, empty("None."));
+function showTypes(container, found, filter) {
+  if (!found.types.length) return fill(container, empty("None."));
   const rows = table({
     caption: "Dead events by type", key: type => type.event_type, href: type => href("dead", { ...filter, event_type: type.event_type }),
     columns: [
@@ -55,18 +55,21 @@ function showTypes(place, found, filter) {
     ],
   });
   rows.update(found.types);
-  return fill(place, rows.el, found.more && h("p.muted", null, `Of the first ${counted(found.looked_at)}; there are more.`));
+  return fill(container, rows.el, found.more && h("p.muted", null, `Counted over the first ${counted(found.looked_at)}; there are more.`));
 }
 
-/** Errors that differ only by numbers and ids are one reason. Addresses stay, and what may be a status: 404 is not 503. */
+/**
+ * Groups errors that differ only in numbers and ids. Keeps addresses, and numbers that may be a
+ * status: 404 is not 503.
+ */
 export function reason(error) {
-  return (error ?? "no error was noted")
+  return (error ?? "no error recorded")
     .replace(/\b(?:[0-9A-HJKMNP-TV-Z]{26}|[0-9a-f]{32}|[0-9a-f]{8}-[0-9a-f-]{27})\b/gi, "…")
     .replace(/\d+(?:\.\d+){3}(?::\d+)?|\d+/g, found => (/^[1-5]\d\d$|\./.test(found) ? found : "#"))
     .split("\n")[0].slice(0, 160);
 }
 
-function showReasons(place, events) {
+function showReasons(container, events) {
   const groups = new Map();
   for (const event of events) {
     const name = reason(event.last_error);
@@ -75,7 +78,7 @@ function showReasons(place, events) {
     group.types.add(event.event_type);
     groups.set(name, group);
   }
-  if (!groups.size) return fill(place, empty("None."));
+  if (!groups.size) return fill(container, empty("None."));
   const rows = table({
     caption: "Dead events by error", key: group => group.name, href: group => href(["events", named(group.example)]),
     columns: [
@@ -85,5 +88,5 @@ function showReasons(place, events) {
     ],
   });
   rows.update([...groups.values()].sort((a, b) => b.count - a.count));
-  return fill(place, rows.el, h("p.muted", null, `Of the ${number(events.length)} shown below. A row opens an example.`));
+  return fill(container, rows.el, h("p.muted", null, `Counted over the ${things(events.length, "event")} below. A row opens an example.`));
 }

@@ -1,11 +1,11 @@
-// One event: what it is, why it is where it is, and what can be done.
+// One event: its metadata, why it has not been delivered, and actions.
 
 import { get, part } from "../api.js";
 import { cancel, edit, replay, skip } from "../actions.js";
 import { fill, h, patch } from "../dom.js";
 import { bytes, number, when } from "../format.js";
 import { copy, card, facts, status } from "../parts.js";
-import { act } from "../role.js";
+import { actionButton } from "../role.js";
 import { href } from "../route.js";
 import { empty, every, load } from "../state.js";
 import { payload } from "./payload.js";
@@ -13,14 +13,14 @@ import { timeline } from "./timeline.js";
 
 export function event({ main, path, signal }) {
   const id = path[1];
-  const place = h("div.pile");
+  const container = h("div.pile");
   const parts = { head: h("header.view-head"), explain: h("section.explain", { "aria-label": "Explanation" }), timeline: h("div"), facts: h("div") };
   const page = [crumb(), parts.head, parts.explain, h("div.columns", null,
     h("div", null, card("Timeline", parts.timeline)),
-    h("div", null, card("Facts", parts.facts), card(null, payload(id))))];
-  fill(main, place);
+    h("div", null, card("Metadata", parts.facts), card(null, payload(id))))];
+  fill(main, container);
 
-  /** Null if it is not there, or no longer. */
+  /** Null if the event does not exist, or no longer. */
   async function fetch() {
     try {
       return await get(`events/${part(id)}`, {}, signal);
@@ -32,11 +32,11 @@ export function event({ main, path, signal }) {
   async function refresh() {
     render(await fetch());
   }
-  /** Each part by itself: times in the explanation go on, what somebody unfolded stays. */
+  /** Updates each part separately: times in the explanation change, unfolded parts stay. */
   function render(found) {
-    if (!found) return fill(place, crumb(), empty("There is no event with this id.", "It was purged after it was settled, or cancelled, or it is in another database."));
+    if (!found) return fill(container, crumb(), empty("Event not found.", "It may have been purged or cancelled, or be in another database."));
     const { event: facts, attempts, explanation } = found;
-    if (!parts.head.isConnected) fill(place, page);
+    if (!parts.head.isConnected) fill(container, page);
     patch(parts.head, [facts.status, facts.event_type], () => headline(facts, refresh));
     parts.explain.className = `explain ${facts.status.toLowerCase()}`;
     patch(parts.explain, explanation.text, () => explanation.text.trim().split("\n").map(line => h("p", null, words(line))));
@@ -44,8 +44,8 @@ export function event({ main, path, signal }) {
     return patch(parts.facts, facts, () => eventFacts(facts));
   }
 
-  load(place, fetch, render);
-  // What is settled stays as it is, but a replay elsewhere may bring it back.
+  load(container, fetch, render);
+  // A settled event may be replayed elsewhere.
   every(2_000, signal, refresh);
 }
 
@@ -53,7 +53,7 @@ function crumb() {
   return h("p.crumb", null, h("a", { href: href("events") }, "Events"), " /");
 }
 
-/** What stands in backticks is something to type. */
+/** Text in backticks is shown as code. */
 function words(line) {
   return line.split("`").map((text, i) => (i % 2 ? h("code", null, text) : text));
 }
@@ -73,17 +73,17 @@ function buttons(event, refresh) {
   };
   if (event.status === "DEAD") {
     return [
-      act("Replay", { run: then(replay), kind: "primary", hint: "Deliver it again" }),
-      act("Edit payload…", { needs: "admin", run: then(edit), hint: "Put another payload in, and replay" }),
-      act("Skip", { run: then(skip), hint: "Count it as done without delivering it" }),
+      actionButton("Replay", { run: then(replay), kind: "primary", hint: "Deliver it again" }),
+      actionButton("Edit payload…", { needs: "admin", run: then(edit), hint: "Replace the payload, and replay" }),
+      actionButton("Skip", { run: then(skip), hint: "Mark as done without delivering" }),
     ];
   }
   if (event.status === "DONE") return [];
-  return [act("Cancel", { run: then(cancel), kind: "danger-quiet", hint: "Take it back" })];
+  return [actionButton("Cancel", { run: then(cancel), kind: "danger-quiet", hint: "Delete it before it is delivered" })];
 }
 
 function eventFacts(event) {
-  const by = (name, value) => value && h("a", { href: href("events", { status: shelf(event.status), [name]: value }), title: "Show all with this" }, value);
+  const by = (name, value) => value && h("a", { href: href("events", { status: statusTab(event.status), [name]: value }), title: "Show all events with this value" }, value);
   return facts([
     ["Type", by("event_type", event.event_type)],
     ["Aggregate type", event.aggregate_type === "__GLOBAL__" ? null : by("aggregate_type", event.aggregate_type)],
@@ -92,21 +92,21 @@ function eventFacts(event) {
     ["Ordering key", by("ordering_key", event.ordering_key)],
     ["Correlation id", by("correlation_id", event.correlation_id)],
     ["Deduplication key", event.dedup_key],
-    ["Place in the table", number(event.seq)],
+    ["Sequence number", number(event.seq)],
     ["Failed attempts", number(event.attempts)],
     ["Occurred", event.occurred_at && when(event.occurred_at)],
     ["Stored", when(event.created_at)],
     ["Due", event.status === "NEW" || event.status === "RETRY" ? when(event.available_at) : null],
     ["Expires", event.expires_at && when(event.expires_at)],
-    ["In hand of", event.locked_by],
-    ["Lease ends", event.locked_until && when(event.locked_until)],
-    [event.status === "DEAD" ? "Died" : "Done", event.done_at && when(event.done_at)],
-    ["By", event.done_by],
-    ["Cannot be read", event.unreadable],
+    ["Claimed by", event.locked_by],
+    ["Lease expires", event.locked_until && when(event.locked_until)],
+    [event.status === "DEAD" ? "Dead-lettered" : "Done", event.done_at && when(event.done_at)],
+    ["Settled by", event.done_by],
+    ["Decoding error", event.unreadable],
     ["Payload", `${bytes(event.payload_bytes)}${event.content_type ? `, ${event.content_type}` : ""}`],
   ]);
 }
 
-function shelf(word) {
+function statusTab(word) {
   return { DONE: "done", DEAD: "dead" }[word] ?? "pending";
 }

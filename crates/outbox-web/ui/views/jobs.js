@@ -1,20 +1,20 @@
-// Work that takes long: how far it is, and stopping it.
+// Jobs: their progress, and stopping them.
 
 import { get, part, post } from "../api.js";
 import { now } from "../clock.js";
 import { h, keyed, patch } from "../dom.js";
 import { number, when } from "../format.js";
 import { badge, bar } from "../parts.js";
-import { act } from "../role.js";
+import { actionButton } from "../role.js";
 import { every } from "../state.js";
 import { attempt } from "../toast.js";
 
-/** How long one that has ended is still shown. */
+/** How long an ended job is shown. */
 const SHOWN_MS = 10 * 60_000;
 
 const WORDS = { running: ["wait", "Running"], done: ["good", "Finished"], stopped: ["off", "Stopped"], failed: ["bad", "Failed"] };
 
-/** A list of jobs that keeps itself up to date. */
+/** A list of jobs that updates itself. */
 export function jobs(signal) {
   const el = h("div.jobs", { "aria-live": "polite" });
   const show = keyed(el, job => job.id, job => card(job, () => refresh()));
@@ -40,7 +40,7 @@ function card({ id }, refresh) {
   const el = h("section.card.job", { "aria-label": `Job ${id}` },
     h("div.job-line", null, parts.state, parts.progress, parts.who, parts.stop), parts.bar, parts.error);
   const stop = async () => {
-    await attempt(() => post(`jobs/${part(id)}/stop`), "Stopping. What is done stays done.");
+    await attempt(() => post(`jobs/${part(id)}/stop`), "Stopping. Changes made so far remain.");
     await refresh();
   };
 
@@ -51,8 +51,8 @@ function card({ id }, refresh) {
     const label = job.total === null ? `${number(job.done)} ${verb}` : `${number(job.done)} of ${number(total)}${job.more ? "+" : ""} ${verb}`;
     patch(parts.state, job.state, () => badge(kind, word));
     patch(parts.progress, label, () => label);
-    patch(parts.who, job.id, () => [job.actor, ", ", when(job.started_at), job.rate && `, at most ${number(job.rate)} a second`]);
-    patch(parts.stop, job.state, () => job.state === "running" && act("Stop", { kind: "small", run: stop }));
+    patch(parts.who, job.id, () => [job.actor, ", ", when(job.started_at), job.rate && `, at most ${number(job.rate)} per second`]);
+    patch(parts.stop, job.state, () => job.state === "running" && actionButton("Stop", { kind: "small", run: stop }));
     patch(parts.bar, [job.done, total, kind], () => bar([[kind === "bad" ? "bad" : "good", job.done]], total, label));
     patch(parts.error, job.error, () => job.error && h("p.error-line", null, job.error));
   }

@@ -1,11 +1,11 @@
-// Who are you? A token becomes a session; it is never kept by the page.
+// Sign-in form. The token is exchanged for a session, and never stored by the page.
 
 import { post } from "../api.js";
 import { fill, h } from "../dom.js";
 import { field } from "../dialog.js";
 import { mark } from "../icons.js";
 
-/** Asks for a token, or exchanges the one that came with the address. */
+/** Shows the form, or exchanges the token from the URL. */
 export function login(app, { token, done }) {
   const input = h("input", { type: "password", name: "token", autocomplete: "off", spellcheck: "false", required: true });
   const problem = h("p.field-error", { role: "alert" });
@@ -18,7 +18,7 @@ export function login(app, { token, done }) {
       done(await post("session", { token: given }));
     } catch (error) {
       input.value = "";
-      problem.textContent = error.status === 401 ? "This token is not known here. It may have been changed or withdrawn." : error.message;
+      problem.textContent = error.status === 401 ? "Invalid token. It may have been changed or revoked." : error.message;
       input.focus();
     } finally {
       button.removeAttribute("aria-busy");
@@ -28,8 +28,8 @@ export function login(app, { token, done }) {
   fill(app, h("main.login", { id: "main" },
     h("form.card", { onsubmit: event => { event.preventDefault(); exchange(input.value.trim()); } },
       h("h1", null, mark(), "outbox"),
-      h("p.muted", null, "Paste a token. Your role comes with it."),
-      field("Token", input, "The settings of the relay name the tokens. The demo prints an address that signs you in."),
+      h("p.muted", null, "Sign in with a token. It determines your role."),
+      field("Token", input, "Tokens are defined in the settings of the relay. The demo prints a link that signs you in."),
       problem, button)));
   document.title = "Sign in · outbox";
   if (token) exchange(token);

@@ -1,8 +1,8 @@
-// How it is going: flow, latency, backlog; what stands still and why.
+// Overview: throughput, latency, backlog, and warnings.
 
 import { get } from "../api.js";
 import { chart, spark } from "../chart.js";
-import { fill, h, say } from "../dom.js";
+import { fill, h, setText } from "../dom.js";
 import { counted, number, rate, sentence, span, task, things, when } from "../format.js";
 import { onLive } from "../live.js";
 import { card, head } from "../parts.js";
@@ -23,7 +23,7 @@ const LATENCY = [
   { key: "p95", name: "p95", kind: "p95" },
   { key: "p99", name: "p99", kind: "p99" },
 ];
-const AGE = [{ key: "oldest", name: "Oldest that is due", kind: "age", area: true }];
+const AGE = [{ key: "oldest", name: "Oldest due event", kind: "age", area: true }];
 
 let chosen = null;
 
@@ -31,9 +31,9 @@ export function overview({ main, signal }) {
   const numbers = headline();
   const outages = h("div");
   const charts = {
-    flow: chart({ title: "Events a second", series: FLOW, format: rate, height: 240 }),
-    latency: chart({ title: "Latency of deliveries", series: LATENCY, format: span, floor: 10, times: true }),
-    age: chart({ title: "Age of the backlog", series: AGE, format: span, floor: 1_000, times: true }),
+    flow: chart({ title: "Events per second", series: FLOW, format: rate, height: 240 }),
+    latency: chart({ title: "Delivery latency", series: LATENCY, format: span, floor: 10, times: true }),
+    age: chart({ title: "Backlog age", series: AGE, format: span, floor: 1_000, times: true }),
   };
   const types = typeTable();
   const publishers = publisherTable();
@@ -54,15 +54,15 @@ export function overview({ main, signal }) {
     charts.age.draw(part(["oldest"]), window);
   }
 
-  onLive(signal, heard => {
-    seen = heard;
+  onLive(signal, update => {
+    seen = update;
     if (document.hidden) return;
     draw();
-    if (heard.latest) {
-      numbers.show(heard.latest.overview, heard.latest.relays);
-      warnings(outages, { ...heard.latest, unrouted });
-      types.live(heard.latest.types);
-      publishers.live(heard.points);
+    if (update.latest) {
+      numbers.show(update.latest.overview, update.latest.relays);
+      warnings(outages, { ...update.latest, unrouted });
+      types.live(update.latest.types);
+      publishers.live(update.points);
     }
   });
   const refresh = async () => {
@@ -77,11 +77,11 @@ export function overview({ main, signal }) {
 }
 
 const HEADLINE = [
-  ["due", "Due", "Can be delivered now, or are being delivered", { status: "pending" }],
-  ["held", "In hand", "A relay has them", { status: "pending" }],
-  ["delayed", "Delayed", "Their time has not come, retries among them", { status: "pending" }],
-  ["retrying", "Retrying", "Failed before, will be tried again", { status: "retry" }],
-  ["dead", "Dead", "Given up; a person has to look", { status: "dead" }],
+  ["due", "Due", "Events that are due, including claimed events", { status: "pending" }],
+  ["held", "Claimed", "Events claimed by a relay", { status: "pending" }],
+  ["delayed", "Delayed", "Events that are due later, including retries", { status: "pending" }],
+  ["retrying", "Retrying", "Events that have failed and will be retried", { status: "retry" }],
+  ["dead", "Dead", "Dead-lettered events, which need an operator", { status: "dead" }],
 ];
 
 function headline() {
@@ -97,49 +97,49 @@ function headline() {
     h("div.tile.wide", null, h("span", null, "Oldest due"), oldest, h("small", null, "last settled ", settled), h("small", null, running)));
   function show(all, relays) {
     if (!all) return;
-    if (relays !== undefined) say(running, `${things(relays, "relay")}`);
+    if (relays !== undefined) setText(running, `${things(relays, "relay")}`);
     for (const [key] of HEADLINE) {
-      say(values[key], counted(all[key]));
-      values[key].title = all[key]?.more ? "Counting stopped: there may be more" : "";
+      setText(values[key], counted(all[key]));
+      values[key].title = all[key]?.more ? "Bounded count: there may be more" : "";
       values[key].parentElement.classList.toggle("some", Boolean(all[key]?.count));
     }
-    say(oldest, all.oldest_due_ms === null || all.oldest_due_ms === undefined ? "none" : span(all.oldest_due_ms));
+    setText(oldest, all.oldest_due_ms === null || all.oldest_due_ms === undefined ? "none" : span(all.oldest_due_ms));
     fill(settled, all.last_settled ? when(all.last_settled) : "never");
   }
   return { el, show };
 }
 
-/** What stands still, loudly. Made anew only when it changes, so that it is read out once. */
-function warnings(place, { error, relays, outages, failing = [], unrouted, overview }) {
+/** Warnings. Replaced only when they change, so that screen readers announce them once. */
+function warnings(container, { error, relays, outages, failing = [], unrouted, overview }) {
   const found = [];
   const first = new Map(outages.map(one => [one.destination, one]).reverse());
-  if (error) found.push(["Nothing is known right now", sentence(error), "The numbers below are those of the last answer."]);
-  else if (relays === 0 && overview.held.count === 0) found.push(["No relay runs", "Events are written and wait.", "Start one: outbox relay, or .start() in your program."]);
+  if (error) found.push(["No current data", sentence(error), "The numbers below are from the last successful sample."]);
+  else if (relays === 0 && overview.held.count === 0) found.push(["No relay is running", "Events are written, but not delivered.", "Start one with outbox relay, or with .start() in your application."]);
   for (const one of failing) {
     found.push([`${one.node} fails to ${task(one.task)}`, [" since ", when(one.since), ". ", sentence(one.error)],
-      "The relay tries again by itself. Until it succeeds, its events wait."]);
+      "The relay retries. Until it succeeds, its events wait."]);
   }
   for (const one of first.values()) {
-    found.push([`${one.destination} is not available`, [" since ", when(one.since), ". ", sentence(one.reason)],
-      one.types.length ? `These wait for it, and lose no attempt: ${one.types.join(", ")}.` : "What goes there waits, and loses no attempt."]);
+    found.push([`${one.destination} is unavailable`, [" since ", when(one.since), ". ", sentence(one.reason)],
+      one.types.length ? `Events of these types wait, and no attempts are counted: ${one.types.join(", ")}.` : "Its events wait, and no attempts are counted."]);
   }
   const left = error ? [] : (unrouted?.types ?? []);
   if (left.length) {
     const named = left.slice(0, 5).map(one => one.event_type).join(", ");
     found.push(["No running relay routes some events", ` ${unrouted.more ? "at least " : ""}${things(left.reduce((sum, one) => sum + one.count, 0), "pending event")} of ${things(left.length, "type")}: ${named}${left.length > 5 ? ", …" : ""}.`,
-      "They stay pending until a relay that has a handler or a route for them runs."]);
+      "They stay pending until a relay with a handler or a route for them is running."]);
   }
-  const said = JSON.stringify([error, relays, failing.map(one => [one.node, one.task, one.since, one.error]), [...first.values()], left]);
-  if (place.dataset.said === said) return;
-  place.dataset.said = said;
-  fill(place, found.map(([title, what, then]) => h("section.banner.outage", { role: "alert" },
+  const state = JSON.stringify([error, relays, failing.map(one => [one.node, one.task, one.since, one.error]), [...first.values()], left]);
+  if (container.dataset.state === state) return;
+  container.dataset.state = state;
+  fill(container, found.map(([title, what, then]) => h("section.banner.outage", { role: "alert" },
     h("div", null, h("strong", null, title), " ", what), h("p", null, then))));
 }
 
 function windowSwitch(changed) {
   const buttons = WINDOWS.map(([ms, name]) => h("button", { type: "button", onclick: () => { chosen = ms; changed(); } }, name));
   const at = window => WINDOWS.forEach(([ms], i) => buttons[i].setAttribute("aria-pressed", String(ms === window)));
-  return { el: h("div.segments", { role: "group", "aria-label": "How far back" }, buttons), at };
+  return { el: h("div.segments", { role: "group", "aria-label": "Time range" }, buttons), at };
 }
 
 function typeTable() {
@@ -158,7 +158,7 @@ function typeTable() {
   });
   const el = h("div");
   let last = [];
-  /** Rates come every second, the rest now and then. */
+  /** Rates arrive every second, counts every few seconds. */
   function live(rates) {
     if (!last.length) return;
     const now = new Map(rates.map(one => [one.event_type, one]));
@@ -167,7 +167,7 @@ function typeTable() {
   }
   function show({ types }) {
     last = types;
-    if (!types.length) return fill(el, empty("No event is waiting, and none was delivered lately.", "Types appear here as soon as something is written."));
+    if (!types.length) return fill(el, empty("No pending events, and no recent deliveries.", "Types are listed here once events are written."));
     list.update(types);
     if (!list.el.isConnected) fill(el, list.el);
     return undefined;
@@ -185,15 +185,15 @@ function publisherTable() {
     columns: [
       { name: "Publisher", wide: true, cell: pair => [h("span.type", null, pair.publisher), h("span.sub", null, pair.topic)] },
       { name: "Status", cell: pairStatus },
-      { name: "Behind", num: true, cell: pair => number(pair.behind) },
-      { name: "Trend", num: true, cell: pair => spark(behind[id(pair)] ?? [], "How far behind, lately") },
+      { name: "Lag", num: true, cell: pair => number(pair.behind) },
+      { name: "Trend", num: true, cell: pair => spark(behind[id(pair)] ?? [], "Recent lag") },
     ],
   });
   const el = h("div");
   let last = [];
   function show(pairs) {
     last = pairs;
-    if (!pairs.length) return fill(el, empty("No publisher has started yet.", "A log's publishers appear here once a relay runs them. Events of the queue need none."));
+    if (!pairs.length) return fill(el, empty("No publisher has been started.", "Publishers of the log are listed here once a relay runs them. Events of the queue need no publisher."));
     list.update(pairs);
     if (!list.el.isConnected) fill(el, list.el);
     return undefined;

@@ -1,6 +1,7 @@
-//! What a request says may be anything: nothing of it panics, what was made up is refused, and no refusal repeats a secret.
+//! Property tests of request parsing: no input panics, forged input is rejected, and no error
+//! repeats a secret.
 //!
-//! `PROPTEST_CASES` says how many texts each test tries.
+//! `PROPTEST_CASES` sets the number of cases of each test.
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::IntoResponse as _;
@@ -12,20 +13,20 @@ use proptest::prelude::*;
 use sha2::{Digest as _, Sha256};
 
 use crate::age::Age;
-use crate::auth::Porter;
+use crate::auth::Authenticator;
 use crate::auth::hosts::Hosts;
 use crate::auth::sessions::{COOKIE, Sessions};
 use crate::auth::throttle::Throttle;
 use crate::auth::token::{Role, Token};
-use crate::cursor::{Mark, decode_id, encode_id};
-use crate::problem::{Answer, Problem};
+use crate::cursor::{PageCursor, decode_id, encode_id};
+use crate::problem::{ApiResult, Problem};
 use crate::text;
 
-/// A token that somebody has.
+/// A valid token.
 const TOKEN: &str = "a-token-of-some-length";
 
-/// A name of this server.
-const OURS: &str = "outbox.example.com";
+/// A host name of this server.
+const HOST: &str = "outbox.example.com";
 
 fn age(text: &str) -> Option<Age> {
     serde_json::from_value(text.into()).ok()
@@ -39,21 +40,21 @@ fn shelf() -> impl Strategy<Value = Shelf> {
     prop::sample::select(vec![Shelf::Pending, Shelf::Done, Shelf::Dead])
 }
 
-/// A cursor at any time that an event can have.
+/// A cursor with any time that an event can have.
 fn cursor() -> impl Strategy<Value = Cursor> {
     (0..253_402_300_800_000_000_i64, any::<i64>()).prop_map(|(micros, seq)| Cursor {
-        at: DateTime::from_timestamp_micros(micros).expect("it is before the year 10000"),
+        at: DateTime::from_timestamp_micros(micros).expect("the time is before the year 10000"),
         seq,
     })
 }
 
-/// With the check of a cursor: whoever reads the code can make it.
-fn sealed(mut bytes: Vec<u8>) -> String {
+/// Appends a valid checksum, as any client can.
+fn with_checksum(mut bytes: Vec<u8>) -> String {
     bytes.extend(&Sha256::digest(&bytes)[..4]);
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-/// Bytes that begin as those of a cursor do.
+/// Bytes that start like those of a cursor.
 fn like_a_cursor() -> impl Strategy<Value = Vec<u8>> {
     let start = prop_oneof![
         Just(vec![]),
@@ -71,7 +72,7 @@ fn like_a_cursor() -> impl Strategy<Value = Vec<u8>> {
     (start, rest).prop_map(|(start, rest)| [start, rest].concat())
 }
 
-/// Hosts as requests name them, put together well or badly.
+/// Valid and invalid hosts of requests.
 fn authority() -> impl Strategy<Value = String> {
     let piece = prop::sample::select(vec![
         "localhost",
@@ -80,7 +81,7 @@ fn authority() -> impl Strategy<Value = String> {
         "[::1]",
         "[",
         "]",
-        OURS,
+        HOST,
         "evil.example",
         ".",
         ":",
@@ -100,20 +101,20 @@ fn authority() -> impl Strategy<Value = String> {
     ]
 }
 
-/// The host that a browser would have asked, if it could ask for this at all.
+/// The host that a browser would have connected to, if the authority is valid.
 fn host_of(authority: &str) -> Option<String> {
     let url = reqwest::Url::parse(&format!("http://{authority}")).ok()?;
     let plain = url.username().is_empty() && url.password().is_none() && url.path() == "/";
     (plain && url.query().is_none()).then(|| url.host_str().map(str::to_owned))?
 }
 
-fn is_fine(host: &str) -> bool {
+fn is_allowed(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost" || host == OURS || bare.parse::<std::net::IpAddr>().is_ok()
+    host == "localhost" || host == HOST || bare.parse::<std::net::IpAddr>().is_ok()
 }
 
-fn porter() -> Porter {
-    Porter {
+fn authenticator() -> Authenticator {
+    Authenticator {
         tokens: vec![Token::new("ops", Role::Operate, TOKEN)],
         tls: false,
         sessions: Sessions::default(),
@@ -129,7 +130,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_span_is_what_it_says(
+    fn a_valid_duration_is_parsed(
         number in 0..1_000_000_u64,
         unit in prop::sample::select(vec![("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)]),
     ) {
@@ -138,18 +139,18 @@ proptest! {
     }
 
     #[test]
-    fn no_text_is_a_span_unless_it_looks_like_one(text in prop_oneof![any::<String>(), "[0-9+ ]{0,8}[a-z]{0,3}"]) {
+    fn no_other_text_is_a_duration(text in prop_oneof![any::<String>(), "[0-9+ ]{0,8}[a-z]{0,3}"]) {
         let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
         let looks = (1..=6).contains(&(text.len() - unit.len())) && ["ms", "s", "m", "h", "d"].contains(&unit);
         prop_assert_eq!(age(&text).is_some(), looks);
     }
 
     #[test]
-    fn a_cursor_comes_back_for_its_own_list_and_no_other(
+    fn a_cursor_is_decoded_for_its_own_list_only(
         at in cursor(), shelf in shelf(), newest_first: bool, other in shelf(), order: bool,
     ) {
-        let text = Mark { shelf, newest_first, at }.encode();
-        let read = Mark::decode(&text, other, order);
+        let text = PageCursor { shelf, newest_first, at }.encode();
+        let read = PageCursor::decode(&text, other, order);
         if (shelf, newest_first) == (other, order) {
             prop_assert_eq!(read.unwrap(), at);
         } else {
@@ -158,26 +159,27 @@ proptest! {
         prop_assert!(decode_id(&text).is_err());
     }
 
-    /// What a database cannot be asked for is refused here: there it would be an error of the server.
+    /// A cursor that a database would fail on is rejected here: in the database it would cause an
+    /// internal error.
     #[test]
-    fn a_cursor_that_was_made_up_is_refused_or_can_be_used(bytes in like_a_cursor(), is_sealed: bool) {
-        let text = if is_sealed { sealed(bytes) } else { URL_SAFE_NO_PAD.encode(bytes) };
-        match Mark::decode(&text, Shelf::Pending, false) {
-            Ok(at) => prop_assert!(is_sealed && (0..253_402_300_800_000_000).contains(&at.at.timestamp_micros())),
+    fn a_forged_cursor_is_rejected_or_usable(bytes in like_a_cursor(), has_checksum: bool) {
+        let text = if has_checksum { with_checksum(bytes) } else { URL_SAFE_NO_PAD.encode(bytes) };
+        match PageCursor::decode(&text, Shelf::Pending, false) {
+            Ok(at) => prop_assert!(has_checksum && (0..253_402_300_800_000_000).contains(&at.at.timestamp_micros())),
             Err(problem) => prop_assert_eq!(status(problem), StatusCode::UNPROCESSABLE_ENTITY),
         }
         match decode_id(&text) {
-            // Other programs choose ids: every character may stand in one, but for NUL.
+            // Other programs choose ids: an id may contain every character except NUL.
             Ok(id) => {
                 let is_id = (1..=36).contains(&id.chars().count()) && !id.contains('\0');
-                prop_assert!(is_sealed && is_id, "{:?}", id);
+                prop_assert!(has_checksum && is_id, "{:?}", id);
             }
             Err(problem) => prop_assert_eq!(status(problem), StatusCode::UNPROCESSABLE_ENTITY),
         }
     }
 
     #[test]
-    fn an_id_comes_back_from_its_cursor_unless_a_letter_was_changed(
+    fn an_id_is_decoded_unless_a_letter_was_changed(
         id in "\\PC{1,36}", at: prop::sample::Index, letter in prop::sample::select(b"AZaz09-_".to_vec()),
     ) {
         let text = encode_id(&id);
@@ -189,45 +191,45 @@ proptest! {
     }
 
     #[test]
-    fn only_hosts_that_are_ours_are_answered(authority in authority()) {
-        let hosts = Hosts(vec![OURS.to_owned()]);
+    fn only_hosts_of_this_server_are_accepted(authority in authority()) {
+        let hosts = Hosts(vec![HOST.to_owned()]);
         let Some(headers) = with(header::HOST, authority.as_bytes()) else { return Ok(()) };
         let host = host_of(&authority);
         if hosts.check_host(&headers, &Uri::from_static("/")).is_ok() {
-            prop_assert!(host.as_deref().is_some_and(is_fine), "{}: {:?}", authority, host);
+            prop_assert!(host.as_deref().is_some_and(is_allowed), "{}: {:?}", authority, host);
         }
     }
 
     #[test]
-    fn only_pages_that_are_ours_may_change_things(
+    fn only_pages_of_this_server_may_make_changes(
         authority in authority(), scheme in prop::sample::select(vec!["http://", "https://", "://", ""]),
     ) {
-        let hosts = Hosts(vec![OURS.to_owned()]);
+        let hosts = Hosts(vec![HOST.to_owned()]);
         let Some(mut headers) = with(header::ORIGIN, format!("{scheme}{authority}").as_bytes()) else { return Ok(()) };
         headers.insert(header::HOST, HeaderValue::from_static("127.0.0.1:8080"));
         if hosts.check_origin(&headers, &Uri::from_static("/")).is_ok() {
-            let ours = host_of(&authority).is_some_and(|host| host == OURS);
+            let ours = host_of(&authority).is_some_and(|host| host == HOST);
             prop_assert!(ours || authority == "127.0.0.1:8080", "{}", authority);
         }
     }
 
     #[test]
-    fn a_token_lets_in_and_what_is_no_token_is_refused_without_repeating_it(
+    fn a_token_is_accepted_and_other_text_is_rejected_without_repeating_it(
         scheme in prop_oneof![Just("Bearer ".to_owned()), "[bB][eE][aA][rR][eE][rR] ", "[ -~]{0,8}"],
         secret in prop_oneof![2 => Just(TOKEN.to_owned()), 1 => "[!-~]{8,40}", 1 => "a-token-of-some-lengt[a-z]?"],
         raw in any::<Vec<u8>>(),
     ) {
-        let said = format!("{scheme}{secret}");
-        let name = |answer: Answer<crate::auth::Caller>| answer.map(|caller| caller.name).map_err(|p| format!("{p:?}"));
-        let came = name(porter().recognise(&with(header::AUTHORIZATION, said.as_bytes()).unwrap(), &Uri::from_static("/"), None));
-        let knows = secret == TOKEN && scheme.trim_end().eq_ignore_ascii_case("bearer") && scheme.ends_with(' ');
-        prop_assert_eq!(came.is_ok(), knows, "{}", said);
-        if let Err(told) = came {
-            prop_assert!(!told.contains(&secret), "{}", told);
+        let value = format!("{scheme}{secret}");
+        let name = |answer: ApiResult<crate::auth::Caller>| answer.map(|caller| caller.name).map_err(|p| format!("{p:?}"));
+        let result = name(authenticator().authenticate(&with(header::AUTHORIZATION, value.as_bytes()).unwrap(), &Uri::from_static("/"), None));
+        let is_valid = secret == TOKEN && scheme.trim_end().eq_ignore_ascii_case("bearer") && scheme.ends_with(' ');
+        prop_assert_eq!(result.is_ok(), is_valid, "{}", value);
+        if let Err(error) = result {
+            prop_assert!(!error.contains(&secret), "{}", error);
         }
         for header in [header::AUTHORIZATION, header::COOKIE] {
             if let Some(headers) = with(header, &raw) {
-                prop_assert!(name(porter().recognise(&headers, &Uri::from_static("/"), None)).is_err());
+                prop_assert!(name(authenticator().authenticate(&headers, &Uri::from_static("/"), None)).is_err());
             }
         }
     }
@@ -236,17 +238,17 @@ proptest! {
     fn a_session_is_found_among_any_other_cookies(
         before in prop::collection::vec("[a-z_]{1,20}(=[!#-:<-~]{0,10})?", 0..4), after in "(; ?[ -~]{0,20})?", cut: bool,
     ) {
-        let porter = porter();
-        let (cookie, _) = porter.sessions.begin("ops", Role::Read);
+        let authenticator = authenticator();
+        let (cookie, _) = authenticator.sessions.begin("ops", Role::Read);
         let cookie = if cut { &cookie[1..] } else { &cookie };
         let all = format!("{}; {COOKIE}={cookie}{after}", before.join("; "));
         prop_assume!(!before.iter().any(|one| one.starts_with(&format!("{COOKIE}="))));
-        let came = porter.recognise(&with(header::COOKIE, all.as_bytes()).unwrap(), &Uri::from_static("/"), None);
-        prop_assert_eq!(came.is_ok(), !cut, "{}", all);
+        let result = authenticator.authenticate(&with(header::COOKIE, all.as_bytes()).unwrap(), &Uri::from_static("/"), None);
+        prop_assert_eq!(result.is_ok(), !cut, "{}", all);
     }
 
     #[test]
-    fn a_digest_is_64_hexadecimal_digits_and_no_other_text_is_shown(
+    fn a_digest_is_64_hexadecimal_digits_and_errors_do_not_repeat_it(
         text in prop_oneof![any::<String>(), "(sha256:)?[0-9a-fA-F+]{62,66}", "sha256:[0-9a-fA-F]{64}", "sha256:([+][0-9a-f]){32}"],
     ) {
         let digits = text.strip_prefix("sha256:").unwrap_or_default();
@@ -261,9 +263,9 @@ proptest! {
     }
 
     #[test]
-    fn what_is_shown_is_short_and_has_no_control_characters(text in any::<String>(), many in 0..50_usize) {
-        let shown = text::shown(&text.repeat(many));
+    fn displayed_text_is_short_and_has_no_control_characters(text in any::<String>(), many in 0..50_usize) {
+        let shown = text::printable(&text.repeat(many));
         prop_assert!(shown.chars().count() <= 101 && !shown.chars().any(char::is_control), "{:?}", shown);
-        prop_assert_eq!(text::check("x", &text, 20).is_ok(), (1..=20).contains(&text.chars().count()) && text::shown(&text) == text);
+        prop_assert_eq!(text::check("x", &text, 20).is_ok(), (1..=20).contains(&text.chars().count()) && text::printable(&text) == text);
     }
 }

@@ -1,6 +1,7 @@
-//! A server on a real socket, over a database of its own. Every answer is held against the document of the API.
+//! A server on a real socket with its own database. Every response is checked against the OpenAPI
+//! document.
 
-#![allow(dead_code, missing_docs, reason = "each test binary uses its own share")]
+#![allow(dead_code, missing_docs, reason = "each test binary uses a part of this module")]
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;
@@ -17,10 +18,10 @@ pub const READ: &str = "a-token-that-reads-only";
 pub const OPERATE: &str = "a-token-that-operates";
 pub const ADMIN: &str = "a-token-that-administers";
 
-/// Longer than anything here takes.
-pub const FOREVER: Duration = Duration::from_secs(60);
+/// Longer than any operation of a test takes.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-pub struct Site {
+pub struct TestServer {
     pub url: String,
     pub store: SharedStore,
     pub web: Web,
@@ -29,34 +30,34 @@ pub struct Site {
     folder: Option<tempfile::TempDir>,
 }
 
-impl Drop for Site {
+impl Drop for TestServer {
     fn drop(&mut self) {
         self.server.abort();
     }
 }
 
-pub struct Answer {
+pub struct ApiResponse {
     pub status: StatusCode,
     pub headers: reqwest::header::HeaderMap,
     pub text: String,
 }
 
-impl Answer {
+impl ApiResponse {
     pub fn json(&self) -> Value {
-        serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("no JSON: {} {}", self.status, self.text))
+        serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("not JSON: {} {}", self.status, self.text))
     }
 
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
 
-    /// The name of the problem.
+    /// The name of the problem kind.
     pub fn problem(&self) -> String {
         self.json()["type"].as_str().unwrap().rsplit(':').next().unwrap().to_owned()
     }
 }
 
-/// All tokens.
+/// Adds a token of each role.
 pub fn with_tokens(builder: WebBuilder) -> WebBuilder {
     builder
         .token(Token::new("reader", Role::Read, READ))
@@ -64,7 +65,7 @@ pub fn with_tokens(builder: WebBuilder) -> WebBuilder {
         .token(Token::new("root", Role::Admin, ADMIN))
 }
 
-/// A store on a table of its own; `None` if nobody said where that database is.
+/// A store with its own table; `None` if the environment variable of the database is not set.
 pub async fn store_at(variable: Option<&str>) -> Option<(SharedStore, Option<tempfile::TempDir>)> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let (url, folder) = match variable {
@@ -89,92 +90,92 @@ pub async fn store_at(variable: Option<&str>) -> Option<(SharedStore, Option<tem
     Some((store, folder))
 }
 
-impl Site {
-    /// On SQLite.
+impl TestServer {
+    /// Starts a server on SQLite.
     pub async fn start() -> Self {
         Self::with(|builder| builder).await
     }
 
-    pub async fn with(set_up: impl FnOnce(WebBuilder) -> WebBuilder) -> Self {
+    pub async fn with(configure: impl FnOnce(WebBuilder) -> WebBuilder) -> Self {
         let (store, folder) = store_at(None).await.unwrap();
-        Self::of(store, folder, set_up).await
+        Self::of(store, folder, configure).await
     }
 
-    /// On each database that there is.
-    pub async fn everywhere() -> Vec<Self> {
-        Self::everywhere_with(|builder| builder).await
+    /// Starts a server on each available database.
+    pub async fn on_all_databases() -> Vec<Self> {
+        Self::on_all_databases_with(|builder| builder).await
     }
 
-    pub async fn everywhere_with(set_up: impl Fn(WebBuilder) -> WebBuilder) -> Vec<Self> {
-        let mut sites = Vec::new();
-        let servers = ["OUTBOX_TEST_POSTGRES", "OUTBOX_TEST_MARIADB", "OUTBOX_TEST_MYSQL"].map(Some);
-        for variable in [None].into_iter().chain(servers) {
+    pub async fn on_all_databases_with(configure: impl Fn(WebBuilder) -> WebBuilder) -> Vec<Self> {
+        let mut servers = Vec::new();
+        let variables = ["OUTBOX_TEST_POSTGRES", "OUTBOX_TEST_MARIADB", "OUTBOX_TEST_MYSQL"].map(Some);
+        for variable in [None].into_iter().chain(variables) {
             if let Some((store, folder)) = store_at(variable).await {
-                sites.push(Self::of(store, folder, &set_up).await);
+                servers.push(Self::of(store, folder, &configure).await);
             }
         }
-        sites
+        servers
     }
 
     pub async fn of(
         store: SharedStore,
         folder: Option<tempfile::TempDir>,
-        set_up: impl FnOnce(WebBuilder) -> WebBuilder,
+        configure: impl FnOnce(WebBuilder) -> WebBuilder,
     ) -> Self {
         let builder = with_tokens(Web::builder().outbox("main", store.clone()));
-        Self::serve(set_up(builder).build().unwrap(), store, folder).await
+        Self::serve(configure(builder).build().unwrap(), store, folder).await
     }
 
     pub async fn serve(web: Web, store: SharedStore, folder: Option<tempfile::TempDir>) -> Self {
-        // Somebody may have been quicker.
+        // Another test may have installed the provider already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let app = web.router().into_make_service_with_connect_info::<SocketAddr>();
         let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-        let client = reqwest::Client::builder().no_proxy().timeout(FOREVER).build().unwrap();
+        let client = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build().unwrap();
         Self { url, store, web, client, server, folder }
     }
 
-    /// Where its database is.
+    /// The folder of the SQLite database.
     pub fn folder(&self) -> &std::path::Path {
-        self.folder.as_ref().expect("it is on SQLite").path()
+        self.folder.as_ref().expect("the database is SQLite").path()
     }
 
-    /// Its database, for what only SQL can do.
+    /// A pool on the SQLite database, for statements outside the API.
     pub async fn pool(&self) -> sqlx::SqlitePool {
         let file = self.folder().join("outbox.db");
         sqlx::SqlitePool::connect(&format!("sqlite:{}", file.display())).await.unwrap()
     }
 
-    /// A request without anything that says who sends it.
+    /// An unauthenticated request.
     pub fn request(&self, method: &str, path: &str) -> RequestBuilder {
         self.client.request(Method::from_bytes(method.as_bytes()).unwrap(), format!("{}{path}", self.url))
     }
 
-    /// Sends it. Holds what every answer must have against the answer.
-    pub async fn send(&self, request: RequestBuilder) -> Answer {
+    /// Sends a request, and checks the properties common to all responses.
+    pub async fn send(&self, request: RequestBuilder) -> ApiResponse {
         let request = request.build().unwrap();
         let (method, path) = (request.method().clone(), request.url().path().to_owned());
         let response = self.client.execute(request).await.unwrap();
         let (status, headers) = (response.status(), response.headers().clone());
-        let answer = Answer { status, headers, text: response.text().await.unwrap() };
-        check(&method, &path, &answer);
-        answer
+        let response = ApiResponse { status, headers, text: response.text().await.unwrap() };
+        check(&method, &path, &response);
+        response
     }
 
-    pub async fn get(&self, path: &str) -> Answer {
+    pub async fn get(&self, path: &str) -> ApiResponse {
         self.send(self.request("GET", path).bearer_auth(ADMIN)).await
     }
 
-    /// What it says, which must be 200.
+    /// The body of a GET, which must have status 200.
     pub async fn read(&self, path: &str) -> Value {
-        let answer = self.get(path).await;
-        assert_eq!(answer.status, 200, "{path}: {}", answer.text);
-        answer.json()
+        let response = self.get(path).await;
+        assert_eq!(response.status, 200, "{path}: {}", response.text);
+        response.json()
     }
 
-    pub async fn post(&self, path: &str, body: Value) -> Answer {
+    pub async fn post(&self, path: &str, body: Value) -> ApiResponse {
         self.send(self.request("POST", path).bearer_auth(ADMIN).json(&body)).await
     }
 
@@ -185,15 +186,15 @@ impl Site {
         id
     }
 
-    /// An event that was given up.
+    /// Writes an event and dead-letters it.
     pub async fn dead(&self, event: EventBuilder, error: &str) -> EventId {
         let id = self.write(event).await;
-        self.kill(&id, error).await;
+        self.dead_letter(&id, error).await;
         id
     }
 
-    /// Takes what is due, gives this one up, and gives the others back.
-    pub async fn kill(&self, id: &EventId, error: &str) {
+    /// Takes all due events, dead-letters this one, and releases the others.
+    pub async fn dead_letter(&self, id: &EventId, error: &str) {
         let dead = Verdict::Dead { counted: true, reason: error.to_owned() };
         self.settle(id, dead).await;
     }
@@ -237,15 +238,15 @@ impl Site {
         self.store.find(id).await.unwrap().unwrap().status.to_string()
     }
 
-    /// The actions of the audit, the newest first, with what came of them.
+    /// Actions and outcomes of the audit entries, newest first.
     pub async fn audit(&self) -> Vec<(String, String)> {
         let entries = self.store.audits(None, 100).await.unwrap();
         entries.into_iter().map(|entry| (entry.action, entry.outcome.unwrap_or_default())).collect()
     }
 
     /// Waits until a job has ended.
-    pub async fn ended(&self, id: &str) -> Value {
-        let end = Instant::now() + FOREVER;
+    pub async fn wait_for_job(&self, id: &str) -> Value {
+        let end = Instant::now() + TIMEOUT;
         loop {
             let job = self.read(&format!("/api/outbox/jobs/{id}")).await;
             if job["state"] != "running" {
@@ -262,7 +263,7 @@ pub fn document() -> &'static Value {
     DOCUMENT.get_or_init(|| serde_json::from_str(&Web::openapi()).unwrap())
 }
 
-/// An operation of the document: method, path, what is told of it.
+/// The operations of the OpenAPI document: method, path, description.
 pub fn operations() -> Vec<(String, String, &'static Value)> {
     let paths = document()["paths"].as_object().unwrap();
     let methods = |(path, item): (&String, &'static Value)| {
@@ -270,45 +271,45 @@ pub fn operations() -> Vec<(String, String, &'static Value)> {
         item.as_object()
             .unwrap()
             .iter()
-            .map(move |(method, told)| (method.to_uppercase(), path.clone(), told))
+            .map(move |(method, operation)| (method.to_uppercase(), path.clone(), operation))
     };
     paths.iter().flat_map(methods).collect()
 }
 
-fn fits(template: &str, path: &str) -> bool {
+fn matches_template(template: &str, path: &str) -> bool {
     let (a, b): (Vec<_>, Vec<_>) = (template.split('/').collect(), path.split('/').collect());
     a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| a == b || a.starts_with('{'))
 }
 
-/// What every answer of the API must be like.
-fn check(method: &Method, path: &str, answer: &Answer) {
-    let (status, text) = (answer.status, &answer.text);
-    assert_eq!(answer.header("x-content-type-options"), "nosniff", "{method} {path}");
-    assert!(answer.header("content-security-policy").contains("frame-ancestors 'none'"), "{method} {path}");
-    assert!(!answer.headers.contains_key("access-control-allow-origin"), "{method} {path}");
+/// Checks the properties common to all responses.
+fn check(method: &Method, path: &str, response: &ApiResponse) {
+    let (status, text) = (response.status, &response.text);
+    assert_eq!(response.header("x-content-type-options"), "nosniff", "{method} {path}");
+    assert!(response.header("content-security-policy").contains("frame-ancestors 'none'"), "{method} {path}");
+    assert!(!response.headers.contains_key("access-control-allow-origin"), "{method} {path}");
     if status.is_client_error() || status.is_server_error() {
         assert_eq!(
-            answer.header("content-type"),
+            response.header("content-type"),
             "application/problem+json",
             "{method} {path}: {status} {text}"
         );
-        let problem = answer.json();
+        let problem = response.json();
         assert_eq!(problem["status"], status.as_u16(), "{text}");
         assert!(problem["type"].as_str().unwrap().starts_with("urn:outbox:problem:"), "{text}");
         assert!(problem["title"].is_string() && problem["detail"].is_string(), "{text}");
     }
     if path.starts_with("/api/") {
-        let told = operations()
+        let operation = operations()
             .into_iter()
-            .filter(|(of, template, _)| of == method.as_str() && fits(template, path));
-        // The one without a name in braces comes first.
-        let told = told.min_by_key(|(_, template, _)| template.matches('{').count());
-        if let Some((_, template, told)) = told {
-            let documented = &told["responses"][status.as_str()];
-            assert!(documented.is_object(), "{method} {template} does not tell of {status}: {text}");
+            .filter(|(of, template, _)| of == method.as_str() && matches_template(template, path));
+        // A template without parameters takes precedence.
+        let operation = operation.min_by_key(|(_, template, _)| template.matches('{').count());
+        if let Some((_, template, operation)) = operation {
+            let documented = &operation["responses"][status.as_str()];
+            assert!(documented.is_object(), "{method} {template} does not document {status}: {text}");
         }
         if !path.starts_with("/api/docs") {
-            assert_eq!(answer.header("cache-control"), "no-store", "{method} {path}");
+            assert_eq!(response.header("cache-control"), "no-store", "{method} {path}");
         }
     }
 }
