@@ -131,8 +131,9 @@ fn a_suspicious_setting_is_a_warning_and_no_failure() {
     let file = write(folder.path(), &format!("{GOOD}[[routes]]\ntype = \"late\"\nto = \"orders\"\n"));
     let checked = check(&["--config", &file], &[("SHOP_PASSWORD", "s3cret")]);
     assert_eq!(checked.status.code(), Some(0));
-    let warning =
-        format!("warning: {file}:21:6: no event comes to this route: the one on line 18 takes them all\n");
+    let warning = format!(
+        "warning: {file}:21:6: this route is never reached: the route on line 18 matches all events\n"
+    );
     assert_eq!(err(&checked), warning);
 }
 

@@ -12,7 +12,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
 
-use crate::config::Kind;
+use crate::config::AllowedKind;
 use crate::database::DatabaseUrl;
 
 /// A query whose rows are databases: a name and a URL each.
@@ -25,12 +25,12 @@ pub(crate) struct Query {
 /// Databases that rows may name: the writers of the directory choose what the relay opens, within these.
 #[derive(Clone, Debug)]
 pub(crate) struct Allowed {
-    kinds: Vec<Kind>,
+    kinds: Vec<AllowedKind>,
     hosts: Option<Vec<String>>,
 }
 
 impl Allowed {
-    pub(crate) fn new(kinds: &[Kind], hosts: Option<&[Text]>) -> Self {
+    pub(crate) fn new(kinds: &[AllowedKind], hosts: Option<&[Text]>) -> Self {
         let hosts = hosts.map(|hosts| hosts.iter().map(|host| host.as_str().to_owned()).collect());
         Self { kinds: kinds.to_vec(), hosts }
     }
@@ -45,7 +45,7 @@ impl Allowed {
                     return Some("its URL cannot be read");
                 };
                 let is_socket = options.get_socket().is_some();
-                (Kind::Postgres, (!is_socket).then(|| options.get_host().to_owned()))
+                (AllowedKind::Postgres, (!is_socket).then(|| options.get_host().to_owned()))
             }
             DatabaseKind::MySql => {
                 let url = url.replacen("mariadb:", "mysql:", 1);
@@ -53,15 +53,15 @@ impl Allowed {
                     return Some("its URL cannot be read");
                 };
                 let is_socket = options.get_socket().is_some();
-                (Kind::MySql, (!is_socket).then(|| options.get_host().to_owned()))
+                (AllowedKind::MySql, (!is_socket).then(|| options.get_host().to_owned()))
             }
-            _ => (Kind::Sqlite, None),
+            _ => (AllowedKind::Sqlite, None),
         };
         if !self.kinds.contains(&kind) {
             return Some("`allow` of `[discovery]` does not name its kind of database");
         }
         let is_listed = |hosts: &Vec<String>| {
-            kind == Kind::Sqlite
+            kind == AllowedKind::Sqlite
                 || host.as_deref().is_some_and(|host| hosts.iter().any(|of| is_host(of, host)))
         };
         let listed = self.hosts.as_ref().is_none_or(is_listed);
@@ -160,17 +160,17 @@ mod tests {
 
     #[test]
     fn rows_name_only_what_is_allowed() {
-        let servers = Allowed { kinds: vec![Kind::Postgres, Kind::MySql], hosts: None };
+        let servers = Allowed { kinds: vec![AllowedKind::Postgres, AllowedKind::MySql], hosts: None };
         assert_eq!(servers.refusal("postgres://shop:s3cret@db/acme"), None);
         assert_eq!(servers.refusal("mariadb://shop@db/acme"), None);
         for url in ["sqlite:/etc/passwd", "sqlite::memory:", "file:///x", "http://db/x", ""] {
             assert!(servers.refusal(url).is_some(), "{url}");
         }
-        let files = Allowed { kinds: vec![Kind::Sqlite], hosts: Some(Vec::new()) };
+        let files = Allowed { kinds: vec![AllowedKind::Sqlite], hosts: Some(Vec::new()) };
         assert_eq!(files.refusal("sqlite:a.db"), None);
         assert!(files.refusal("postgres://db/x").is_some());
         let hosts = ["db1", "*.db.internal"].map(str::to_owned).to_vec();
-        let some = Allowed { kinds: vec![Kind::Postgres, Kind::MySql], hosts: Some(hosts) };
+        let some = Allowed { kinds: vec![AllowedKind::Postgres, AllowedKind::MySql], hosts: Some(hosts) };
         for url in ["postgres://DB1:5433/x", "mysql://u:p@a.db.internal/x"] {
             assert_eq!(some.refusal(url), None, "{url}");
         }

@@ -10,7 +10,7 @@ use super::discovery::{Allowed, Query};
 use super::outlets::Outlets;
 use super::table::Switch;
 use crate::Usage;
-use crate::config::{Choice, Config, Count, Database, Named, Source};
+use crate::config::{Config, Count, Database, FleetSelection, NamedDatabase, Source};
 use crate::database::{DatabaseUrl, Tables};
 
 /// How many connections a relay of one database has, if nobody says otherwise.
@@ -33,7 +33,7 @@ impl Serving {
         match &config.source {
             Source::One(database) => one(config, database, setting, outlets, switch).await,
             Source::Several(databases) => {
-                let databases = databases.iter().map(Named::database);
+                let databases = databases.iter().map(NamedDatabase::database);
                 several(config, Fleet::builder().databases(databases), outlets, switch).await
             }
             Source::Discovered(discovery) => {
@@ -171,8 +171,8 @@ async fn several(
         builder = builder.workers_per_database(workers.get());
     }
     builder = match config.fleet.selection {
-        None | Some(Choice::RoundRobin) => builder,
-        Some(Choice::DrainFirst) => builder.selection(DrainFirst),
+        None | Some(FleetSelection::RoundRobin) => builder,
+        Some(FleetSelection::DrainFirst) => builder.selection(DrainFirst),
     };
     let started = tell(config, builder, outlets, switch).start().await;
     let relay = started.map_err(|error| told(error, anyhow::Error::from))?;
@@ -201,7 +201,7 @@ fn tell<S>(config: &Config, builder: RelayBuilder<S>, outlets: &Outlets, switch:
     if delivers { builder.forward_by(switch.clone()) } else { builder }
 }
 
-impl Named {
+impl NamedDatabase {
     fn database(&self) -> FleetDatabase {
         let mut database = FleetDatabase::new(self.name.get_ref().as_str(), self.url.get_ref().expose());
         if let Some(table) = &self.table {

@@ -77,7 +77,7 @@ impl Table {
     fn find(&self, event_type: &str) -> OfType {
         let mut candidates = Vec::new();
         for (index, (route, _)) in self.routes.iter().enumerate() {
-            if route.takes_type(event_type) {
+            if route.matches_type(event_type) {
                 candidates.push(index);
                 if route.is_by_type_alone() {
                     let all = candidates.iter().all(|one| self.is_same(*one, index)).then_some(index);
@@ -102,7 +102,9 @@ impl Router for Table {
     fn route(&self, event: &Event) -> Option<Destination> {
         let of_type = self.of(event.event_type().as_str());
         let mut candidates = of_type.candidates.iter().map(|index| &self.routes[*index]);
-        candidates.find(|(route, _)| route.takes_rest(event)).map(|(_, destination)| destination.clone())
+        candidates
+            .find(|(route, _)| route.matches_conditions(event))
+            .map(|(_, destination)| destination.clone())
     }
 
     fn of_type(&self, event_type: &EventType) -> Option<Destination> {
