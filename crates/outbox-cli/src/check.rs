@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Result;
 
 use crate::config::{Config, SAMPLE};
-use crate::relay::{Asked, reach};
+use crate::relay::{PublisherHealth, connectivity};
 use crate::{Usage, say};
 
 /// Check a settings file, and show what it means
@@ -80,14 +80,14 @@ fn show(file: &Path, config: &Config) {
 async fn connect(config: &Config) -> Result<bool> {
     say("");
     let mut all = true;
-    for (what, tried) in reach::databases(config).await {
+    for (what, tried) in connectivity::databases(config).await {
         all &= tried.is_ok();
         match tried {
             Ok(said) => say(format_args!("{what}: {said}")),
             Err(error) => say(format_args!("{what}: {error:#}")),
         }
     }
-    for Asked { name, kind, health } in reach::publishers(config, &Arc::default()).await? {
+    for PublisherHealth { name, kind, health } in connectivity::publishers(config, &Arc::default()).await? {
         all &= health.is_ok();
         match health {
             Ok(()) => say(format_args!("publisher {name} ({kind}): available")),

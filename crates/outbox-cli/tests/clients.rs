@@ -34,7 +34,7 @@ fn address(relay: &Daemon, prefix: &str) -> String {
 }
 
 const MAIN: &str = "probes and metrics: ";
-const PROBES: &str = "probes and metrics alone: ";
+const PROBES: &str = "probes and metrics only: ";
 
 /// Sends a request, and returns the whole response.
 fn raw(address: &str, request: &str) -> String {

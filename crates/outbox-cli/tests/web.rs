@@ -232,7 +232,7 @@ async fn others_are_served_by_tls_and_only_with_a_token() {
     }
     let log = relay.log();
     let probes =
-        log.split("probes and metrics alone: http://0.0.0.0:").nth(1).unwrap().split('/').next().unwrap();
+        log.split("probes and metrics only: http://0.0.0.0:").nth(1).unwrap().split('/').next().unwrap();
     for path in ["/healthz", "/readyz", "/metrics"] {
         let tcp = || TcpStream::connect(format!("127.0.0.1:{probes}")).unwrap();
         assert_eq!(retry_while_starting(|| ask(tcp(), "GET", path, None).0), 200, "{path}");

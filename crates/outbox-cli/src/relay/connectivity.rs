@@ -1,35 +1,36 @@
-//! Tries what the settings name, without starting a relay.
+//! Tests the databases and publishers of the settings, without starting a relay.
 
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 use outbox::{Error, open_store};
 
-use super::discovery::{Allowed, Query};
-use super::lines::Gone;
-use super::outlets::{Asked, Outlets};
+use super::discovery::{Allowed, DiscoveryQuery};
+use super::json_lines::BrokenPipe;
+use super::publishers::{PublisherHealth, Publishers};
 use crate::config::{Config, Source};
 use crate::database::{DatabaseUrl, Tables};
 
-/// What was tried, and what came of it.
-type Tried = (String, Result<String>);
+/// Name of a tested item, and its result.
+type CheckResult = (String, Result<String>);
 
-/// Each database: whether it can be reached, and has the tables.
-pub(crate) async fn databases(config: &Config) -> Vec<Tried> {
-    let mut tried = Vec::new();
+/// Tests whether each database can be reached, and has the tables.
+pub(crate) async fn databases(config: &Config) -> Vec<CheckResult> {
+    let mut results = Vec::new();
     let migrates = config.groups.general.migrate == Some(true);
     match &config.source {
         Source::One(database) => {
             let url = database.url().unwrap_or_default();
             let tables = Tables::new(url, database.table(), database.schema());
-            tried.push(("database".to_owned(), one(&tables, "`url` of `[database]`", migrates).await));
+            results
+                .push(("database".to_owned(), check_one(&tables, "`url` of `[database]`", migrates).await));
         }
         Source::Several(databases) => {
             for database in databases {
                 let tables =
                     Tables::new(database.url.get_ref().expose(), database.table(), database.schema());
                 let what = format!("database {}", database.name.get_ref().as_str());
-                tried.push((what, one(&tables, "`url` of `[[databases]]`", migrates).await));
+                results.push((what, check_one(&tables, "`url` of `[[databases]]`", migrates).await));
             }
         }
         Source::Discovered(discovery) => {
@@ -37,30 +38,31 @@ pub(crate) async fn databases(config: &Config) -> Vec<Tried> {
                 let url =
                     DatabaseUrl::parse(discovery.url.get_ref().expose())?.called("`url` of `[discovery]`");
                 let allowed = Allowed::new(&discovery.allow, discovery.hosts.as_deref());
-                let query = Query::new(url, discovery.query.as_str(), allowed);
-                query.ask().await.map_err(|error| query.explain(&error))
+                let query = DiscoveryQuery::new(url, discovery.query.as_str(), allowed);
+                query.run().await.map_err(|error| query.explain(&error))
             };
             match found.await {
-                Err(error) => tried.push(("discovery".to_owned(), Err(error))),
+                Err(error) => results.push(("discovery".to_owned(), Err(error))),
                 Ok((rows, refused)) => {
-                    tried.push(("discovery".to_owned(), Ok(format!("names {} databases", rows.len()))));
+                    results.push(("discovery".to_owned(), Ok(format!("returns {} databases", rows.len()))));
                     for (name, reason) in refused {
-                        tried.push((format!("database {name}"), Err(anyhow!("not served: {reason}"))));
+                        results.push((format!("database {name}"), Err(anyhow!("not served: {reason}"))));
                     }
                     for (name, url) in rows {
                         let tables = Tables::new(&url, None, None);
                         let what = format!("database {name}");
-                        tried.push((what, one(&tables, "its URL", migrates).await));
+                        results.push((what, check_one(&tables, "its URL", migrates).await));
                     }
                 }
             }
         }
     }
-    tried
+    results
 }
 
-/// `migrates`: the relay creates the tables when it starts, so that they need not be there yet.
-async fn one(tables: &Tables, setting: &'static str, migrates: bool) -> Result<String> {
+/// Tests one database. With `migrates` the relay creates the tables at start, so that they may be
+/// missing.
+async fn check_one(tables: &Tables, setting: &'static str, migrates: bool) -> Result<String> {
     let (_, options) = tables.options(1)?;
     let url = DatabaseUrl::parse(&tables.database)?.called(setting);
     let explain = |error| url.explain_outbox(error);
@@ -75,8 +77,11 @@ async fn one(tables: &Tables, setting: &'static str, migrates: bool) -> Result<S
     Ok(format!("{url} answers, and its tables are up to date"))
 }
 
-/// Asks each publisher for its health: whether its server can be reached, and stream, exchange, topic and
-/// permission are there, as far as that can be told without an event.
-pub(crate) async fn publishers(config: &Config, gone: &Arc<Gone>) -> Result<Vec<Asked>> {
-    Ok(Outlets::new(config, &Outlets::default(), gone)?.ask().await)
+/// Checks the health of each publisher: whether its server can be reached, and stream, exchange,
+/// topic and permission exist, as far as that can be checked without an event.
+pub(crate) async fn publishers(
+    config: &Config,
+    broken_pipe: &Arc<BrokenPipe>,
+) -> Result<Vec<PublisherHealth>> {
+    Ok(Publishers::new(config, &Publishers::default(), broken_pipe)?.check_health().await)
 }
