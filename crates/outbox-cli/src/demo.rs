@@ -34,12 +34,12 @@ use self::ledger::Ledger;
 use self::shop::{Quota, RateLimiter, Shop, Writer};
 use self::summary::Summary;
 use crate::database::DatabaseUrl;
-use crate::say;
+use crate::print_escaped;
 
 /// Demonstrate an outbox: writes, rollbacks, failures, retries, order, dead letters
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct DemoArgs {
     /// Stop when this many committed events are delivered or dead, instead of on Ctrl-C
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     events: Option<u64>,
@@ -85,7 +85,7 @@ Examples:
 The exit code is 1 if an event was lost, or was delivered out of order, too early, or from a
 transaction that was rolled back.";
 
-impl Options {
+impl DemoArgs {
     fn has_dashboard(&self) -> bool {
         !self.no_dashboard && (self.events.is_none() || self.listen.is_some())
     }
@@ -99,7 +99,7 @@ const CUSTOMERS: u64 = 25;
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs the demo. `live`: nothing else writes to the terminal, so that a live display can be drawn.
-pub(crate) async fn run(options: &Options, live: bool) -> Result<ExitCode> {
+pub(crate) async fn run(options: &DemoArgs, live: bool) -> Result<ExitCode> {
     let builder = OutboxBuilder::new().table(shop::EVENTS);
     let Some(url) = &options.database else {
         let folder = tempfile::Builder::new().prefix("outbox-demo-").tempdir().context(
@@ -130,8 +130,8 @@ pub(crate) async fn run(options: &Options, live: bool) -> Result<ExitCode> {
     }
 }
 
-fn introduce(options: &Options, database: &str) {
-    say(format_args!(
+fn introduce(options: &DemoArgs, database: &str) {
+    print_escaped(format_args!(
         "A shop with an outbox: each order is a row and its events, in one transaction;\n\
          a relay in this process delivers the events. Some transactions roll back,\n\
          {} % of the attempts at orders and receipts fail, a few payloads are invalid.\n\
@@ -142,7 +142,7 @@ fn introduce(options: &Options, database: &str) {
 
 /// Creates the tables, plays the demo, drops the tables even after a failure, and prints the
 /// summary.
-async fn show<DB: Shop>(outbox: &Outbox<DB>, options: &Options, live: bool) -> Result<ExitCode> {
+async fn show<DB: Shop>(outbox: &Outbox<DB>, options: &DemoArgs, live: bool) -> Result<ExitCode> {
     if options.fresh {
         shop::close(outbox).await.context("cannot drop the tables of an earlier demo")?;
     }
@@ -166,14 +166,18 @@ async fn show<DB: Shop>(outbox: &Outbox<DB>, options: &Options, live: bool) -> R
         shop::close(outbox).await.context("cannot drop the demo's tables: the next run needs --fresh");
     outbox.close().await;
     let summary = played?;
-    say(format_args!("\n{summary}"));
+    print_escaped(format_args!("\n{summary}"));
     let violations = summary.violations();
     if violations.is_empty() && !summary.aborted {
-        say("All committed events were delivered in order or dead-lettered, and no others were delivered.");
+        print_escaped(
+            "All committed events were delivered in order or dead-lettered, and no others were delivered.",
+        );
     } else if !violations.is_empty() {
-        say(format_args!("FAILED: {}. Please report this.", violations.join(", ")));
+        print_escaped(format_args!("FAILED: {}. Please report this.", violations.join(", ")));
     }
-    say("Next: README.md shows the few lines of code that you need, docs/guide/ explains each part.");
+    print_escaped(
+        "Next: README.md shows the few lines of code that you need, docs/guide/ explains each part.",
+    );
     cleaned?;
     Ok(if violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -181,7 +185,7 @@ async fn show<DB: Shop>(outbox: &Outbox<DB>, options: &Options, live: bool) -> R
 /// Runs the relay and the writers until all events are settled, or the user stops the demo.
 async fn play<DB: Shop>(
     outbox: &Outbox<DB>,
-    options: &Options,
+    options: &DemoArgs,
     live: bool,
     mut interrupts: Interrupts,
 ) -> Result<Summary> {
@@ -193,7 +197,7 @@ async fn play<DB: Shop>(
     let mut dashboard = None;
     if options.has_dashboard() {
         let open = Dashboard::open(outbox.store(), options.listen).await?;
-        say(format_args!("Dashboard: {}\n", open.link));
+        print_escaped(format_args!("Dashboard: {}\n", open.link));
         dashboard = Some(open);
         let traffic = DashboardTraffic::default();
         relay = traffic.add_to(relay);

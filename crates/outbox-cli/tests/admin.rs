@@ -241,7 +241,7 @@ async fn replay_all_keeps_its_rate_and_can_be_stopped_and_resumed() {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     let printed = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success() && printed.contains("to go on: --after "), "{printed}");
+    assert!(output.status.success() && printed.contains("to continue: --after "), "{printed}");
     let left = count();
     assert!(left > 0 && left < 40, "{left} are left");
     let after = printed.trim().rsplit(' ').next().unwrap();

@@ -214,16 +214,16 @@ proptest! {
 
     #[test]
     fn a_formatted_duration_can_be_parsed(milliseconds in 0..100 * 365 * 86_400_000_u64) {
-        let age = crate::age::Age(std::time::Duration::from_millis(milliseconds));
-        prop_assert_eq!(age.to_string().parse::<crate::age::Age>(), Ok(age));
+        let age = crate::time_args::Age(std::time::Duration::from_millis(milliseconds));
+        prop_assert_eq!(age.to_string().parse::<crate::time_args::Age>(), Ok(age));
     }
 
     #[test]
     fn no_text_makes_reading_a_time_a_rate_a_number_or_a_database_panic(text in prop_oneof![any::<String>(), "[0-9]{0,22}[a-z/]{0,3}"]) {
-        let _ = text.parse::<crate::age::Age>();
-        let _ = text.parse::<crate::age::Rate>();
+        let _ = text.parse::<crate::time_args::Age>();
+        let _ = text.parse::<crate::time_args::Rate>();
         let _ = text.parse::<super::Count>();
-        let _ = crate::age::moment(&text, chrono::Utc::now());
+        let _ = crate::time_args::moment(&text, chrono::Utc::now());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::ledger::Tally;
-use crate::say;
+use crate::print_escaped;
 
 /// Interval for redrawing the live display.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
@@ -46,7 +46,7 @@ impl Display {
             None => bar(None, "{human_pos} settled, Ctrl-C to stop"),
         });
         if bar.is_none() {
-            say(format_args!("  time  {HEADER}"));
+            print_escaped(format_args!("  time  {HEADER}"));
         }
         Self { began: Instant::now(), shown: None, samples: VecDeque::new(), bar }
     }
@@ -92,9 +92,9 @@ impl Display {
             // left as it is.
             old.set_draw_target(ProgressDrawTarget::hidden());
             *old = bar(None, "{human_pos} settled").with_elapsed(self.began.elapsed());
-            say("");
+            print_escaped("");
         }
-        say("Stopping: events in flight are still delivered. Press Ctrl-C again to exit at once.");
+        print_escaped("Stopping: events in flight are still delivered. Press Ctrl-C again to exit at once.");
     }
 
     /// Clears the live display.

@@ -35,8 +35,8 @@ pub(crate) async fn databases(config: &Config) -> Vec<CheckResult> {
         }
         Source::Discovered(discovery) => {
             let found = async {
-                let url =
-                    DatabaseUrl::parse(discovery.url.get_ref().expose())?.called("`url` of `[discovery]`");
+                let url = DatabaseUrl::parse(discovery.url.get_ref().expose())?
+                    .with_setting("`url` of `[discovery]`");
                 let allowed = Allowed::new(&discovery.allow, discovery.hosts.as_deref());
                 let query = DiscoveryQuery::new(url, discovery.query.as_str(), allowed);
                 query.run().await.map_err(|error| query.explain(&error))
@@ -64,7 +64,7 @@ pub(crate) async fn databases(config: &Config) -> Vec<CheckResult> {
 /// missing.
 async fn check_one(tables: &Tables, setting: &'static str, migrates: bool) -> Result<String> {
     let (_, options) = tables.options(1)?;
-    let url = DatabaseUrl::parse(&tables.database)?.called(setting);
+    let url = DatabaseUrl::parse(&tables.database)?.with_setting(setting);
     let explain = |error| url.explain_outbox(error);
     url.probe().await?;
     let store = open_store(url.secret(), &options).await.map_err(explain)?;

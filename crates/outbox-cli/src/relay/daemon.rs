@@ -247,6 +247,6 @@ mod tests {
         assert_eq!(health.ended(), Some(message), "/healthz fails");
         let ready = health.readiness().await;
         assert!(!ready.ready);
-        assert_eq!(format!("{:?}", crate::conclude("relay", ended)), format!("{:?}", ExitCode::FAILURE));
+        assert_eq!(format!("{:?}", crate::exit_code("relay", ended)), format!("{:?}", ExitCode::FAILURE));
     }
 }

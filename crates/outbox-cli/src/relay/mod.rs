@@ -47,7 +47,7 @@ use crate::config::{Config, Time, probes_refusal};
 /// settings file. Log lines are written to standard error.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct RelayArgs {
     /// The settings file; `outbox check --sample` prints one
     #[arg(long, short, value_name = "FILE", env = "OUTBOX_CONFIG")]
     config: Option<PathBuf>,
@@ -82,7 +82,7 @@ Examples:
 
 A line is written before its event counts as delivered, so after a crash some lines may be repeated: deduplicate by `id`.";
 
-pub(crate) async fn run(options: Options, interactive: bool) -> Result<ExitCode> {
+pub(crate) async fn run(options: RelayArgs, interactive: bool) -> Result<ExitCode> {
     let fallback_url = options.flags.database.clone();
     let (config, setting) = match &options.config {
         Some(file) => {

@@ -38,8 +38,8 @@ impl RunningRelay {
                 start_fleet(config, Fleet::builder().databases(databases), publishers, routing_table).await
             }
             Source::Discovered(discovery) => {
-                let url =
-                    DatabaseUrl::parse(discovery.url.get_ref().expose())?.called("`url` of `[discovery]`");
+                let url = DatabaseUrl::parse(discovery.url.get_ref().expose())?
+                    .with_setting("`url` of `[discovery]`");
                 let mut fleet = Fleet::builder();
                 if let Some(interval) = discovery.interval {
                     fleet = fleet.refresh(interval.0);
@@ -121,7 +121,7 @@ async fn start_one(
     if let Some(limit) = config.groups.dispatcher.max_payload {
         options = options.max_payload(limit.get());
     }
-    let url = DatabaseUrl::parse(url)?.called(setting);
+    let url = DatabaseUrl::parse(url)?.with_setting(setting);
     let explain = |error| url.explain_outbox(error);
     url.probe().await?;
     let store = open_store(url.secret(), &options).await.map_err(explain)?;
