@@ -45,7 +45,7 @@ impl Config {
                     if let Some(first) = locations.insert(location, name) {
                         reader.wrong(
                             &database.url.span(),
-                            format!("the same database as `{first}`: its events would be delivered by both"),
+                            format!("the same database as `{first}`: its events would be delivered under both names"),
                         );
                     }
                     check_at(reader, &database.url, table, schema);

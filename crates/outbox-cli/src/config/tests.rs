@@ -191,7 +191,10 @@ fn an_invalid_database_is_reported_without_its_secrets() {
         "{twice}{}[publishers.l.stdout]\n[[routes]]\nto = \"l\"\n",
         twice.replace("\"a\"", "\"b\"")
     ));
-    assert_eq!(found, ["outbox.toml:6:7: the same database as `a`: its events would be delivered by both"]);
+    assert_eq!(
+        found,
+        ["outbox.toml:6:7: the same database as `a`: its events would be delivered under both names"]
+    );
 }
 
 #[test]
