@@ -121,8 +121,8 @@ struct Holdings {
 
 impl Holdings {
     async fn of(target: &Target) -> Result<Self> {
-        let ask = PageAsk { limit: SCAN_LIMIT, look_at: SCAN_LIMIT, ..PageAsk::default() };
-        let page = target.store.page(&ask).await.map_err(|error| target.explain(error))?;
+        let request = PageAsk { limit: SCAN_LIMIT, look_at: SCAN_LIMIT, ..PageAsk::default() };
+        let page = target.store.page(&request).await.map_err(|error| target.explain(error))?;
         let mut events = BTreeMap::new();
         for (holder, _) in page.rows.into_iter().filter_map(|row| row.lease) {
             *events.entry(holder.to_string()).or_insert(0) += 1;

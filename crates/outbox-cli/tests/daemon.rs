@@ -638,7 +638,7 @@ async fn a_broker_that_is_late_gets_everything() {
     outbox.send_all((0..20).map(|n| event("n").tenant("acme").json(&n))).await.unwrap();
     relay.wait_for_log("destination unavailable: its events wait").await;
     redis.start();
-    wait_until("all events arrive", || redis.ask("XLEN acme.orders") == ":20", || relay.log()).await;
+    wait_until("all events arrive", || redis.query("XLEN acme.orders") == ":20", || relay.log()).await;
     let (status, log) = relay.stop().await;
     assert_eq!(status.code(), Some(0), "{log}");
     assert_eq!(outbox.admin().stats().await.unwrap().done, 20);

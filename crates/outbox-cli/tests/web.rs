@@ -37,7 +37,7 @@ fn address(relay: &Daemon) -> String {
 }
 
 /// Sends a request, and returns the status and the body of the response.
-fn ask(
+fn request(
     mut stream: impl std::io::Read + std::io::Write,
     method: &str,
     path: &str,
@@ -91,7 +91,7 @@ async fn without_a_terminal_no_token_is_printed() {
     relay.wait_for_log("relay started").await;
     relay.wait_for_log("needs a token: set `tokens` under `[http]`").await;
     assert!(!relay.log().contains("#token="), "{}", relay.log());
-    assert_eq!(ask(connect(&relay), "GET", "/api/outbox/overview", None).0, 401);
+    assert_eq!(request(connect(&relay), "GET", "/api/outbox/overview", None).0, 401);
 }
 
 /// D-07: the user who starts the relay can open the dashboard at once.
@@ -106,19 +106,19 @@ async fn at_a_terminal_without_tokens_a_link_with_one_is_printed() {
     let line = log.lines().find(|line| line.starts_with("dashboard: ")).expect(&log);
     let (site, token) = line.trim_start_matches("dashboard: ").split_once("/#token=").unwrap();
     assert_eq!(site, format!("http://{}", address(&relay)));
-    assert_eq!(ask(connect(&relay), "GET", "/api/outbox/overview", None).0, 401);
+    assert_eq!(request(connect(&relay), "GET", "/api/outbox/overview", None).0, 401);
     outbox.send(Event::new("order").json(&1)).await.unwrap();
     wait_until("delivered", || dir.types("lines.jsonl").len() == 1, || relay.log()).await;
-    let (status, body) = ask(connect(&relay), "GET", "/api/outbox/databases", Some(token));
+    let (status, body) = request(connect(&relay), "GET", "/api/outbox/databases", Some(token));
     assert_eq!((status, body.contains(r#""name":"shop""#)), (200, true), "{body}");
     // The line is written before its event is settled.
-    let done = || ask(connect(&relay), "GET", "/api/outbox/events?status=done", Some(token)).1;
+    let done = || request(connect(&relay), "GET", "/api/outbox/events?status=done", Some(token)).1;
     let count = || serde_json::from_str::<Value>(&done()).unwrap()["events"].as_array().unwrap().len();
     wait_until("one is done", || count() == 1, done).await;
-    let (status, body) = ask(connect(&relay), "GET", "/", None);
+    let (status, body) = request(connect(&relay), "GET", "/", None);
     assert_eq!((status, body.contains("<html")), (200, true), "the page itself contains no data");
     for path in ["/healthz", "/readyz", "/metrics"] {
-        assert_eq!(retry_while_starting(|| ask(connect(&relay), "GET", path, None).0), 200, "{path}");
+        assert_eq!(retry_while_starting(|| request(connect(&relay), "GET", path, None).0), 200, "{path}");
     }
 }
 
@@ -134,12 +134,12 @@ async fn tokens_of_the_settings_are_the_only_ones_and_are_not_logged() {
     );
     let relay = dir.relay("relay", &dir.config(&format!("{RELAY}{http}")), &["--log", "trace"]);
     relay.wait_for_log("relay started").await;
-    let who = |token| ask(connect(&relay), "GET", "/api/outbox/whoami", Some(token));
+    let who = |token| request(connect(&relay), "GET", "/api/outbox/whoami", Some(token));
     assert!(who("canary-token-of-ops").1.contains(r#""role":"operate""#));
     assert!(who("canary-token-of-the-reader").1.contains(r#""role":"read""#));
     assert_eq!(who("another-unknown-token").0, 401);
     let replay =
-        ask(connect(&relay), "POST", "/api/outbox/events/x/replay", Some("canary-token-of-the-reader"));
+        request(connect(&relay), "POST", "/api/outbox/events/x/replay", Some("canary-token-of-the-reader"));
     assert_eq!(replay.0, 403);
     assert!(
         relay.log().contains("dashboard: http://") && !relay.log().contains("canary-token"),
@@ -222,7 +222,7 @@ async fn others_are_served_by_tls_and_only_with_a_token() {
         retry_while_starting(|| {
             let tcp = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
             tcp.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-            ask(encrypted(tcp, &files), "GET", path, token).0
+            request(encrypted(tcp, &files), "GET", path, token).0
         })
     };
     let token = Some("canary-token-of-ops");
@@ -235,7 +235,7 @@ async fn others_are_served_by_tls_and_only_with_a_token() {
         log.split("probes and metrics only: http://0.0.0.0:").nth(1).unwrap().split('/').next().unwrap();
     for path in ["/healthz", "/readyz", "/metrics"] {
         let tcp = || TcpStream::connect(format!("127.0.0.1:{probes}")).unwrap();
-        assert_eq!(retry_while_starting(|| ask(tcp(), "GET", path, None).0), 200, "{path}");
+        assert_eq!(retry_while_starting(|| request(tcp(), "GET", path, None).0), 200, "{path}");
     }
     // Browsers keep using TLS after the first visit, except for `localhost`, where other servers
     // have no TLS.
@@ -271,7 +271,7 @@ async fn with_allow_remote_there_are_probes_and_metrics_and_no_api() {
     assert!(!relay.log().contains("dashboard: "), "{}", relay.log());
     let port = address(&relay).rsplit(':').next().unwrap().to_owned();
     let tcp = || TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
-    let get = |path| retry_while_starting(|| ask(tcp(), "GET", path, None).0);
+    let get = |path| retry_while_starting(|| request(tcp(), "GET", path, None).0);
     assert_eq!(["/healthz", "/readyz", "/metrics"].map(get), [200; 3]);
     assert_eq!(["/", "/api/outbox/whoami", "/api/docs"].map(get), [404; 3]);
 }

@@ -282,8 +282,8 @@ mod tests {
                 }
                 // `of_type` may be `None` if an earlier route hides another one, but not if all
                 // routes of the type agree.
-                let asked = || routes.iter().filter(|(t, ..)| fits(t, Some(event_type)));
-                let agree = asked().all(|(.., to)| Some(to) == asked().next().map(|(.., first)| first));
+                let candidates = || routes.iter().filter(|(t, ..)| fits(t, Some(event_type)));
+                let agree = candidates().all(|(.., to)| Some(to) == candidates().next().map(|(.., first)| first));
                 if agree && seen.len() == 1 {
                     prop_assert_eq!(all, seen.into_iter().next().flatten(), "{}\n{}", event_type, &text);
                 }

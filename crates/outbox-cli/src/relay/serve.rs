@@ -278,7 +278,7 @@ mod tests {
         (client, served)
     }
 
-    async fn ask(client: &mut DuplexStream, path: &str) {
+    async fn send_request(client: &mut DuplexStream, path: &str) {
         let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
         client.write_all(request.as_bytes()).await.unwrap();
     }
@@ -301,7 +301,7 @@ mod tests {
     async fn a_client_that_does_not_read_is_cut_off() {
         let (mut client, served) = connected(1_024);
         let began = Instant::now();
-        ask(&mut client, "/large").await;
+        send_request(&mut client, "/large").await;
         tokio::time::timeout(MAX_LIFETIME / 2, served)
             .await
             .expect("the client was not disconnected")
@@ -315,7 +315,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_reads_slowly_gets_its_response() {
         let (mut client, served) = connected(100_000);
-        ask(&mut client, "/large").await;
+        send_request(&mut client, "/large").await;
         let mut received = 0;
         let mut some = vec![0; 100_000];
         while received < 1_000_000 {
@@ -346,7 +346,7 @@ mod tests {
     async fn a_client_that_drips_an_answer_is_cut_off_when_its_time_is_over() {
         let (mut client, served) = connected(64);
         let began = Instant::now();
-        ask(&mut client, "/large").await;
+        send_request(&mut client, "/large").await;
         while !served.is_finished() {
             assert!(began.elapsed() < 2 * MAX_LIFETIME, "the connection is still open");
             let _ = client.read_u8().await;
@@ -359,7 +359,7 @@ mod tests {
     async fn a_stream_of_events_outlives_other_connections_while_it_is_read() {
         let (mut client, served) = connected(1_024);
         let began = Instant::now();
-        ask(&mut client, "/live").await;
+        send_request(&mut client, "/live").await;
         let mut some = [0; 1_024];
         while began.elapsed() < 2 * MAX_LIFETIME {
             assert!(client.read(&mut some).await.unwrap() > 0, "it ended after {:?}", began.elapsed());

@@ -188,10 +188,10 @@ pub async fn wait_until(what: &str, condition: impl Fn() -> bool, details: impl 
 
 /// Repeats a request while the status is 503, which `/readyz` returns while a relay starts, and
 /// while its database takes more than 3 s to answer.
-pub fn retry_while_starting(ask: impl Fn() -> u16) -> u16 {
+pub fn retry_while_starting(request: impl Fn() -> u16) -> u16 {
     let end = Instant::now() + TIMEOUT;
     loop {
-        let status = ask();
+        let status = request();
         if status != 503 || Instant::now() > end {
             return status;
         }
@@ -230,15 +230,15 @@ impl Redis {
     }
 
     /// First line of the response to a command; empty if there is no response.
-    pub fn ask(&self, what: &str) -> String {
-        let ask = || {
+    pub fn query(&self, what: &str) -> String {
+        let query = || {
             let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
             write!(stream, "{what}\r\nQUIT\r\n")?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer)?;
             std::io::Result::Ok(answer.lines().next().unwrap_or_default().to_owned())
         };
-        ask().unwrap_or_default()
+        query().unwrap_or_default()
     }
 }
 
