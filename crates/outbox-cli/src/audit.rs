@@ -1,14 +1,16 @@
-//! Changes at the command line are in the audit: noted before they are made, with the user of the operating system.
+//! Audit entries for changes at the command line, written before the change, with the operating
+//! system's user.
 
 use anyhow::Result;
 use outbox::store::{Deed, Filter};
 use outbox::{EventId, OpenAudit};
 use serde_json::{Map, Value};
 
-use crate::open::Place;
+use crate::target::Target;
 
-impl Place {
-    /// Notes a change that is about to be made. A change that cannot be noted is not made.
+impl Target {
+    /// Writes the audit entry of a change that is about to be made. If that fails, the change must
+    /// not be made.
     pub(crate) async fn begin_audit(
         &self,
         action: &str,
@@ -25,19 +27,20 @@ impl Place {
         self.admin().begin_audit(deed).await.map_err(|error| self.explain(error))
     }
 
-    /// Makes a change to one event, with its audit entry. Returns whether the event was in the state for that.
+    /// Makes a change to one event, with its audit entry. Returns whether the event was in a state
+    /// that allows the change; `refusal` is the outcome in the audit if not.
     pub(crate) async fn change_one(
         &self,
         action: &str,
         id: &EventId,
-        if_not: &str,
+        refusal: &str,
         change: impl Future<Output = outbox::Result<bool>>,
     ) -> Result<bool> {
         let audit = self.begin_audit(action, id.as_str(), None).await?;
         match change.await {
             Ok(true) => audit.finish("done", Some(1)).await,
             Ok(false) => {
-                audit.finish(&format!("refused: the event {if_not}"), None).await;
+                audit.finish(&format!("refused: the event {refusal}"), None).await;
                 return Ok(false);
             }
             Err(error) => {
@@ -49,7 +52,7 @@ impl Place {
     }
 }
 
-/// The selection of a change, for its audit entry.
+/// Selected events of a change, for its audit entry.
 pub(crate) fn selection(filter: &Filter) -> Value {
     let texts = [
         ("event_type", &filter.event_type),
@@ -59,26 +62,27 @@ pub(crate) fn selection(filter: &Filter) -> Value {
         ("ordering_key", &filter.ordering_key),
         ("correlation_id", &filter.correlation_id),
     ];
-    let mut told: Map<String, Value> = texts
+    let mut fields: Map<String, Value> = texts
         .into_iter()
         .filter_map(|(name, text)| Some((name.to_owned(), text.as_deref()?.into())))
         .collect();
     for (name, age) in [("older_than", filter.settled_before), ("newer_than", filter.settled_within)] {
-        told.extend(age.map(|age| (name.to_owned(), format!("{age:?}").into())));
+        fields.extend(age.map(|age| (name.to_owned(), format!("{age:?}").into())));
     }
-    told.extend(filter.after_seq.map(|seq| ("after".to_owned(), seq.into())));
-    Value::Object(told)
+    fields.extend(filter.after_seq.map(|seq| ("after".to_owned(), seq.into())));
+    Value::Object(fields)
 }
 
-/// The user who runs the command.
+/// Name of the user who runs the command.
 mod user {
     use std::fs;
 
-    /// What the kernel says where no login was recorded.
+    /// Login uid of the kernel where no login was recorded.
     const UNSET: u32 = u32::MAX;
 
-    /// As in `ada (uid 1000)`. The numbers are the kernel's word; names are looked up, and `SUDO_USER`, which every
-    /// user may set, is told as a claim and only where the kernel does not know who logged in.
+    /// Describes the current user, as in `ada (uid 1000)`. The numbers come from the kernel; names
+    /// are looked up. `SUDO_USER`, which every user may set, is marked as such, and used only if
+    /// the kernel has no login uid.
     pub(super) fn current() -> String {
         #[cfg(target_os = "linux")]
         {
@@ -88,16 +92,16 @@ mod user {
             if let Some(uid) = real_uid(&status) {
                 let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
                 let claimed = std::env::var("SUDO_USER").ok().filter(|name| !name.is_empty());
-                return told(uid, login.filter(|uid| *uid != UNSET), claimed.as_deref(), &passwd);
+                return describe(uid, login.filter(|uid| *uid != UNSET), claimed.as_deref(), &passwd);
             }
         }
-        // Elsewhere the system's own command knows; without one, the environment claims to.
-        let said = |flag: &str| {
+        // Elsewhere `id` gives the user; without `id`, the environment does, and the entry says so.
+        let id = |flag: &str| {
             let output = std::process::Command::new("id").arg(flag).output().ok()?;
             let text = String::from_utf8(output.stdout).ok()?;
             Some(text.trim().to_owned()).filter(|text| !text.is_empty() && output.status.success())
         };
-        match (said("-unr"), said("-ur")) {
+        match (id("-unr"), id("-ur")) {
             (Some(name), Some(uid)) => format!("{name} (uid {uid})"),
             (None, Some(uid)) => format!("uid {uid}"),
             _ => {
@@ -107,13 +111,13 @@ mod user {
         }
     }
 
-    /// The first number behind `Uid:`.
+    /// First number after `Uid:`.
     fn real_uid(status: &str) -> Option<u32> {
         let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
         line.split_whitespace().next()?.parse().ok()
     }
 
-    fn told(uid: u32, login: Option<u32>, claimed: Option<&str>, passwd: &str) -> String {
+    fn describe(uid: u32, login: Option<u32>, claimed: Option<&str>, passwd: &str) -> String {
         let user = named(uid, passwd);
         match (login, claimed) {
             (Some(login), _) if login != uid => format!("{user}, logged in as {}", named(login, passwd)),
@@ -141,7 +145,7 @@ mod user {
         const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nada:x:1000:1000::/home/ada:/bin/sh\n";
 
         #[test]
-        fn a_user_is_told_by_number_and_name() {
+        fn a_user_is_described_by_number_and_name() {
             for (uid, login, claimed, text) in [
                 (1000, Some(1000), None, "ada (uid 1000)"),
                 (1000, None, None, "ada (uid 1000)"),
@@ -149,12 +153,12 @@ mod user {
                 (0, Some(1000), Some("eve"), "root (uid 0), logged in as ada (uid 1000)"),
                 (0, None, Some("ada"), "root (uid 0), SUDO_USER=ada"),
             ] {
-                assert_eq!(told(uid, login, claimed, PASSWD), text);
+                assert_eq!(describe(uid, login, claimed, PASSWD), text);
             }
         }
 
         #[test]
-        fn the_kernel_says_which_user_it_is() {
+        fn the_real_uid_is_read_from_the_status_of_the_process() {
             assert_eq!(real_uid("Name:\toutbox\nUid:\t1000\t0\t0\t0\n"), Some(1000));
             assert_eq!(real_uid(""), None);
         }

@@ -1,4 +1,4 @@
-//! `outbox check`: reads a settings file, and says what it understood or what is wrong.
+//! `outbox check`: validates a settings file, and prints a summary or the mistakes.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -7,26 +7,26 @@ use std::sync::Arc;
 use anyhow::Result;
 
 use crate::config::{Config, SAMPLE};
-use crate::relay::{Asked, reach};
-use crate::{Usage, say};
+use crate::relay::{PublisherHealth, connectivity};
+use crate::{Usage, print_escaped};
 
-/// Check a settings file, and show what it means
+/// Check a settings file, and print a summary of it
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct CheckArgs {
     /// The settings file
     #[arg(long, short, value_name = "FILE", env = "OUTBOX_CONFIG")]
     config: Option<PathBuf>,
 
-    /// Try the databases and the publishers too
+    /// Also connect to the databases and the publishers
     #[arg(long)]
     connect: bool,
 
-    /// Print a settings file with every setting, its default and what it is for
+    /// Print a settings file with every setting, its default and its purpose
     #[arg(long)]
     sample: bool,
 
-    /// The database if the file names none
+    /// The database, if the file names none
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL", value_parser = outbox::settings::file::url_or_file)]
     database: Option<String>,
 }
@@ -37,17 +37,15 @@ Examples:
   outbox check --config outbox.toml
   outbox check --config outbox.toml --connect
 
-Exit code 0 if all is well, 1 if something is wrong. Warnings are on standard error.";
+Exit code 0 without mistakes, 1 otherwise. Warnings are printed to standard error.";
 
-pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
+pub(crate) async fn run(options: &CheckArgs) -> Result<ExitCode> {
     if options.sample {
-        say(SAMPLE.trim_end());
+        print_escaped(SAMPLE.trim_end());
         return Ok(ExitCode::SUCCESS);
     }
     let Some(file) = &options.config else {
-        return Err(
-            Usage("name a settings file with --config, or ask for one with --sample".to_owned()).into()
-        );
+        return Err(Usage("name a settings file with --config, or print one with --sample".to_owned()).into());
     };
     let config = match Config::open(file, options.database.as_deref()) {
         Ok(config) => config,
@@ -67,31 +65,31 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn show(file: &Path, config: &Config) {
-    say(format_args!("{}: good\n", file.display()));
+    print_escaped(format_args!("{}: good\n", file.display()));
     for (name, lines) in config.summary() {
         for (number, line) in lines.iter().enumerate() {
             let name = if number == 0 { name } else { "" };
-            say(format_args!("{name:<14} {line}"));
+            print_escaped(format_args!("{name:<14} {line}"));
         }
     }
 }
 
-/// Tries everything. Returns whether all of it is there.
+/// Connects to all databases and publishers. Returns whether all are available.
 async fn connect(config: &Config) -> Result<bool> {
-    say("");
+    print_escaped("");
     let mut all = true;
-    for (what, tried) in reach::databases(config).await {
+    for (name, tried) in connectivity::databases(config).await {
         all &= tried.is_ok();
         match tried {
-            Ok(said) => say(format_args!("{what}: {said}")),
-            Err(error) => say(format_args!("{what}: {error:#}")),
+            Ok(description) => print_escaped(format_args!("{name}: {description}")),
+            Err(error) => print_escaped(format_args!("{name}: {error:#}")),
         }
     }
-    for Asked { name, kind, health } in reach::publishers(config, &Arc::default()).await? {
+    for PublisherHealth { name, kind, health } in connectivity::publishers(config, &Arc::default()).await? {
         all &= health.is_ok();
         match health {
-            Ok(()) => say(format_args!("publisher {name} ({kind}): available")),
-            Err(reason) => say(format_args!("publisher {name} ({kind}): not available: {reason}")),
+            Ok(()) => print_escaped(format_args!("publisher {name} ({kind}): available")),
+            Err(reason) => print_escaped(format_args!("publisher {name} ({kind}): not available: {reason}")),
         }
     }
     Ok(all)

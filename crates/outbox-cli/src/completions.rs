@@ -1,14 +1,14 @@
-//! `outbox completions`: what makes a shell complete our commands.
+//! `outbox completions`: prints shell completions.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap_complete::Shell;
 
-/// Print what makes a shell complete the commands and options of outbox
+/// Print a script for a shell that completes the commands and options of outbox
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct CompletionsArgs {
     /// The shell
     #[arg(value_enum)]
     shell: Shell,
@@ -20,9 +20,9 @@ Examples:
   outbox completions zsh > ~/.zfunc/_outbox
   outbox completions fish > ~/.config/fish/completions/outbox.fish";
 
-pub(crate) fn run(options: &Options, mut cli: clap::Command) -> Result<ExitCode> {
+pub(crate) fn run(options: &CompletionsArgs, mut cli: clap::Command) -> Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(options.shell, &mut cli, "outbox", &mut script);
-    crate::say(String::from_utf8(script)?.trim_end());
+    crate::print_escaped(String::from_utf8(script)?.trim_end());
     Ok(ExitCode::SUCCESS)
 }

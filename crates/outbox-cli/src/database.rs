@@ -1,4 +1,5 @@
-//! The `--database` setting: which kind of database it names, how it may be shown, what its errors mean.
+//! The `--database` setting: its kind of database, its display without secrets, and hints for its
+//! errors.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,15 +13,16 @@ use sqlx::postgres::PgConnectOptions;
 
 use crate::Usage;
 
-/// Which database, and which tables of it.
+/// Flags that name a database and its tables.
 #[derive(clap::Args)]
 pub(crate) struct Tables {
-    /// The database: sqlite:FILE, postgres://… or mysql://… (also for MariaDB), or @FILE that has such a URL in it
-    // The value may hold a password: never shown in the help.
+    /// The database: sqlite:FILE, postgres://… or mysql://… (also for MariaDB), or @FILE that
+    /// contains such a URL
+    // The value may contain a password: hidden in the help.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL", value_parser = url_or_file)]
     pub(crate) database: String,
 
-    /// The table of the events; the other tables' names are made from it
+    /// The table of the events; the names of the other tables are derived from it
     #[arg(long, default_value = "outbox_event", value_name = "NAME")]
     pub(crate) table: String,
 
@@ -30,7 +32,7 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// As if it had been said by flags.
+    /// Builds the arguments from settings instead of flags.
     pub(crate) fn new(database: &str, table: Option<&str>, schema: Option<&str>) -> Self {
         Self {
             database: database.to_owned(),
@@ -39,11 +41,11 @@ impl Tables {
         }
     }
 
-    /// The kind of the database, and the options for its store. The names are checked; nothing is connected.
+    /// Kind of the database, and options for its store. Checks the names; does not connect.
     pub(crate) fn options(&self, connections: u32) -> Result<(DatabaseKind, StoreOptions)> {
         let kind = kind(&self.database)?;
         if kind == DatabaseKind::Sqlite && self.schema.is_some() {
-            return Err(Usage("SQLite has no schemas: leave --schema out".to_owned()).into());
+            return Err(Usage("SQLite has no schemas: remove --schema".to_owned()).into());
         }
         let mut options = StoreOptions::default().table(&self.table).max_connections(connections);
         if let Some(schema) = &self.schema {
@@ -59,29 +61,29 @@ impl Tables {
     }
 }
 
-/// How long a server may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit for connecting to a server.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A database URL. Shown, it is without user and password.
+/// A database URL. Its `Display` form omits user and password.
 pub(crate) struct DatabaseUrl {
     url: String,
     kind: DatabaseKind,
-    /// What the setting is called, for hints.
+    /// Name of the setting, for hints.
     setting: &'static str,
 }
 
-/// What the setting is called where nobody says otherwise.
+/// Default name of the setting in messages.
 pub(crate) const FLAG: &str = "--database (or DATABASE_URL)";
 
 impl DatabaseUrl {
-    /// Reads the setting. Nothing is connected.
+    /// Parses the setting. Does not connect.
     pub(crate) fn parse(url: &str) -> Result<Self, Usage> {
-        let kind = known(Scheme::of_url(url))?;
+        let kind = kind_of_scheme(Scheme::of_url(url))?;
         Ok(Self { url: url.to_owned(), kind, setting: FLAG })
     }
 
-    /// The same, from another setting.
-    pub(crate) fn called(self, setting: &'static str) -> Self {
+    /// Replaces the name of the setting in messages.
+    pub(crate) fn with_setting(self, setting: &'static str) -> Self {
         Self { setting, ..self }
     }
 
@@ -89,63 +91,63 @@ impl DatabaseUrl {
         self.kind
     }
 
-    /// The URL with everything in it: for connecting, not for showing.
+    /// The URL with user and password: for connecting, not for display.
     pub(crate) fn secret(&self) -> &str {
         &self.url
     }
 
-    /// How to connect to PostgreSQL.
+    /// Connect options for PostgreSQL.
     pub(crate) fn postgres(&self) -> Result<PgConnectOptions, sqlx::Error> {
-        outbox::connect::postgres(&self.url).map_err(unreadable)
+        outbox::connect::postgres(&self.url).map_err(url_error)
     }
 
-    /// How to connect to MySQL or MariaDB.
+    /// Connect options for MySQL or MariaDB.
     pub(crate) fn mysql(&self) -> Result<MySqlConnectOptions, sqlx::Error> {
-        outbox::connect::mysql(&self.url).map_err(unreadable)
+        outbox::connect::mysql(&self.url).map_err(url_error)
     }
 
-    /// What the URL does not let be verified of the server.
+    /// Why the server is not verified with this URL, if it is not.
     pub(crate) fn unverified(&self) -> Option<&'static str> {
         outbox::connect::unverified(&self.url)
     }
 
-    /// Connects once, so that what is wrong is said at once and by name: a pool tries for long, and then only
-    /// knows that it got no connection.
+    /// Connects once, to report the cause of a failure at once: a pool retries for long, and then
+    /// only reports that it got no connection.
     pub(crate) async fn probe(&self) -> Result<()> {
         let probe = async {
             match self.kind {
                 DatabaseKind::Postgres => drop(self.postgres()?.connect().await?),
                 DatabaseKind::MySql => drop(self.mysql()?.connect().await?),
-                // A file is opened or not: the store's own error says it all.
+                // For SQLite the error of the store is clear enough.
                 _ => {}
             }
             Ok(())
         };
-        match tokio::time::timeout(PATIENCE, probe).await {
+        match tokio::time::timeout(CONNECT_TIMEOUT, probe).await {
             Ok(connected) => connected.map_err(|error| self.explain(&error)),
             Err(_) => Err(anyhow!(
                 "the server of {self} does not answer within {} seconds\n\
-                 hint: check host and port in {}, and firewalls on the way",
-                PATIENCE.as_secs(),
+                 hint: check host and port in {}, and firewalls",
+                CONNECT_TIMEOUT.as_secs(),
                 self.setting
             )),
         }
     }
 
-    /// What a database error means for whoever wrote the setting.
+    /// Turns a database error into one with a hint about the setting.
     pub(crate) fn explain(&self, error: &sqlx::Error) -> anyhow::Error {
         let at = self.setting;
         if let Some(advice) = outbox::connect::tls_advice(error) {
             return anyhow!("no verified connection to {self}: {error}\nhint: {advice} (in {at})");
         }
-        let (what, hint) = match error {
+        let (problem, hint) = match error {
             sqlx::Error::Configuration(why) => (
                 format!("cannot read the database URL {self}: {why}"),
                 "write the characters / ? # @ % of a user or password as %2F %3F %23 %40 %25".to_owned(),
             ),
             sqlx::Error::Io(why) => (
                 format!("cannot reach the server of {self}: {why}"),
-                format!("is it running, and are host and port in {at} right?"),
+                format!("check that the server runs, and host and port in {at}"),
             ),
             sqlx::Error::Database(why) => {
                 let code = why.code().unwrap_or_default();
@@ -158,19 +160,20 @@ impl DatabaseUrl {
                     "3F000" => "create the schema first, or correct --schema".to_owned(),
                     "42501" => missing_right(why.message()),
                     _ if is_denied(&**why) => missing_right(why.message()),
-                    "14" => "does the folder of the file exist, and may you write there?".to_owned(),
-                    "8" => "the file may not be written to".to_owned(),
-                    "26" => "the file exists but is not a SQLite database: name another one".to_owned(),
+                    "14" => "check that the folder of the file exists and is writable".to_owned(),
+                    "8" => "the file is not writable".to_owned(),
+                    "26" => "the file exists but is not a SQLite database: use another file".to_owned(),
                     _ => format!("check {at}"),
                 };
                 (format!("{self} refuses: {}", why.message()), hint)
             }
             other => (format!("{self}: {other}"), format!("check {at}")),
         };
-        anyhow!("{what}\nhint: {hint}")
+        anyhow!("{problem}\nhint: {hint}")
     }
 
-    /// The same for the library's errors, of which those of the database need explaining.
+    /// Like [`DatabaseUrl::explain`], for errors of the library: only those of the database get a
+    /// hint.
     pub(crate) fn explain_outbox(&self, error: outbox::Error) -> anyhow::Error {
         match error {
             outbox::Error::Database(e) => self.explain(e.inner()),
@@ -180,48 +183,49 @@ impl DatabaseUrl {
     }
 }
 
-/// What is wrong with a URL, as the driver would say it.
-fn unreadable(error: outbox::Error) -> sqlx::Error {
+/// Turns an error about a URL into the driver's error for a wrong configuration.
+fn url_error(error: outbox::Error) -> sqlx::Error {
     match error {
         outbox::Error::Url { reason, .. } => sqlx::Error::Configuration(reason.into()),
         other => sqlx::Error::Configuration(other.to_string().into()),
     }
 }
 
-/// Whether a word of the command line holds a URL with a password.
-pub(crate) fn has_password(word: &str) -> bool {
-    let Some((_, rest)) = word.split_once("://") else { return false };
+/// Whether an argument contains a URL with a password.
+pub(crate) fn has_password(argument: &str) -> bool {
+    let Some((_, rest)) = argument.split_once("://") else { return false };
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let user = authority.rsplit_once('@').map_or("", |(user, _)| user);
     user.split_once(':').is_some_and(|(_, password)| !password.is_empty()) || rest.contains("password=")
 }
 
-/// What to do about a right that is missing: the server's message names the table, or the right and the table.
+/// Hint for a missing right. The server's message names the table, or the right and the table.
 fn missing_right(message: &str) -> String {
     let to_create = ["schema", "CREATE command", "ALTER command", "INDEX command", "must be owner"];
     if to_create.iter().any(|words| message.contains(words)) {
-        return "`outbox migrate --print-grants migrator` prints the rights that a migration needs, `outbox migrate --print` \
+        return "`outbox migrate --print-grants migrator` prints the grants that a migration needs, `outbox migrate --print` \
                 the SQL for a user who has them"
             .to_owned();
     }
-    "that right is missing: `outbox migrate --print-grants ROLE` prints the GRANT statements, for an owner of the tables to \
+    "a right is missing: `outbox migrate --print-grants ROLE` prints the GRANT statements for the owner of the tables to \
      run; ROLE is writer, relay, viewer or migrator"
         .to_owned()
 }
 
-/// Whether MySQL or MariaDB refused a statement for want of a right: to a database, a table, a column or a routine.
+/// Whether MySQL or MariaDB refused a statement because a right is missing: on a database, a table,
+/// a column or a routine.
 fn is_denied(error: &dyn sqlx::error::DatabaseError) -> bool {
     error
         .try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>()
         .is_some_and(|error| matches!(error.number(), 1044 | 1142 | 1143 | 1370))
 }
 
-/// The kind of database by the scheme of its URL; the scheme alone will do.
+/// Kind of database by the scheme of its URL; the scheme alone is enough.
 pub(crate) fn kind(url: &str) -> Result<DatabaseKind, Usage> {
-    known(Scheme::of(url))
+    kind_of_scheme(Scheme::of(url))
 }
 
-fn known(scheme: Result<Scheme, String>) -> Result<DatabaseKind, Usage> {
+fn kind_of_scheme(scheme: Result<Scheme, String>) -> Result<DatabaseKind, Usage> {
     let kind = scheme.and_then(|scheme| {
         scheme.kind().ok_or_else(|| "names a database that this binary was built without".to_owned())
     });
@@ -231,12 +235,12 @@ fn known(scheme: Result<Scheme, String>) -> Result<DatabaseKind, Usage> {
 impl fmt::Display for DatabaseUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((scheme, rest)) = self.url.split_once("://") else {
-            // A SQLite file; what follows a `?` is of no interest.
+            // A SQLite file, shown without its parameters.
             return f.write_str(self.url.split('?').next().unwrap_or_default());
         };
         let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
         if tail.contains('@') {
-            // Most likely a password that was not escaped: nobody can tell where it ends.
+            // Most likely a password that was not escaped, whose end cannot be determined.
             return write!(f, "{scheme}://…");
         }
         let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
@@ -250,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shown_url_holds_no_secret() {
+    fn a_displayed_url_contains_no_secret() {
         for (url, shown) in [
             ("postgres://ada:s3cret@db:5432/shop?password=x", "postgres://db:5432/shop"),
             ("mysql://root@127.0.0.1/test", "mysql://127.0.0.1/test"),
@@ -267,22 +271,22 @@ mod tests {
 
     #[test]
     fn a_password_on_the_command_line_is_found() {
-        for word in
+        for argument in
             ["postgres://ada:s3cret@db/x", "--database=mysql://ada:x@db", "main=postgres://db/x?password=x"]
         {
-            assert!(has_password(word), "{word}");
+            assert!(has_password(argument), "{argument}");
         }
-        for word in
+        for argument in
             ["postgres://ada@db:5432/x", "sqlite:shop.db", "--database", "http://localhost:8080/a@b", "a:b@c"]
         {
-            assert!(!has_password(word), "{word}");
+            assert!(!has_password(argument), "{argument}");
         }
     }
 
     #[test]
-    fn what_is_no_url_is_refused_without_being_shown() {
+    fn an_invalid_url_is_refused_and_not_displayed() {
         for url in ["ada:s3cret@db/shop", "postgres:ada:s3cret@db/shop", "s3cret", ""] {
-            let Err(usage) = DatabaseUrl::parse(url) else { panic!("{url:?} was taken") };
+            let Err(usage) = DatabaseUrl::parse(url) else { panic!("{url:?} was accepted") };
             assert!(!usage.to_string().contains("s3cret"), "{usage}");
         }
     }

@@ -1,4 +1,4 @@
-//! `outbox databases`: several databases side by side: what they are, and whether they can be used.
+//! `outbox databases`: lists several databases with their state.
 
 mod discover;
 
@@ -14,16 +14,16 @@ use tokio::task::JoinSet;
 
 use crate::database::DatabaseUrl;
 use crate::migrate::version;
-use crate::open::is_there;
-use crate::show::{Table, dash, json, number, short, span_of, status};
-use crate::{Usage, note};
+use crate::output::{Table, dash, json, number, short, span_of, status};
+use crate::target::require_sqlite_file;
+use crate::{Usage, eprint_escaped};
 
-/// List databases: kind, version of the tables, backlog, and whether they can be reached
+/// List databases with kind, state, schema version and backlog
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
-    /// A database, or NAME=URL to give it a name; several times for several
-    // The value may hold a password: never shown in the help.
+pub(crate) struct DatabasesArgs {
+    /// A database, or NAME=URL to give it a name; can be repeated
+    // The value may contain a password: hidden in the help.
     #[arg(
         long = "database",
         env = "DATABASE_URL",
@@ -34,7 +34,8 @@ pub(crate) struct Options {
     )]
     databases: Vec<String>,
 
-    /// Ask the database for the others: a query that answers with name and URL, run on the one --database that is given
+    /// Find the databases by a query that returns name and URL, run on the one --database that is
+    /// given
     #[arg(long, value_name = "SQL")]
     discover: Option<String>,
 
@@ -46,11 +47,11 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAME")]
     schema: Option<String>,
 
-    /// How many databases to ask at once
+    /// Number of databases to query concurrently
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
     at_once: u32,
 
-    /// Print JSON for programs: one object a line
+    /// Print JSON, one object per line
     #[arg(long)]
     json: bool,
 }
@@ -63,11 +64,11 @@ Examples:
 
 States: ok, failing (a relay reports that it fails to take or settle events), unreachable, not migrated, too old, too new.
 
-Exit codes: 0 all can be used, 1 some are not ok, 2 wrong usage, 3 no databases.";
+Exit codes: 0 all are ok, 1 some are not ok, 2 wrong usage, 3 no databases.";
 
-/// What was found out about a database.
+/// State of a database; also its JSON form.
 #[derive(Serialize)]
-struct View {
+struct DatabaseView {
     name: String,
     database: String,
     kind: &'static str,
@@ -79,39 +80,39 @@ struct View {
     problem: Option<String>,
 }
 
-pub(crate) async fn run(options: Options) -> Result<ExitCode> {
+pub(crate) async fn run(options: DatabasesArgs) -> Result<ExitCode> {
     let named = named(&options).await?;
     if named.is_empty() {
-        note("The discovery query answers with no database.");
-        return Ok(crate::nothing());
+        eprint_escaped("The discovery query returned no database.");
+        return Ok(crate::exit_nothing());
     }
     let mut tables = StoreOptions::default().table(&options.table).max_connections(1);
     if let Some(schema) = &options.schema {
         tables = tables.schema(schema);
     }
-    // A database that does not answer must not keep the others waiting.
-    let turns = Arc::new(Semaphore::new(options.at_once as usize));
-    let mut asked = JoinSet::new();
+    // Concurrent: a database that does not answer must not delay the others.
+    let permits = Arc::new(Semaphore::new(options.at_once as usize));
+    let mut tasks = JoinSet::new();
     for (n, (name, url)) in named.into_iter().enumerate() {
-        let (turns, tables) = (turns.clone(), tables.clone());
-        asked.spawn(async move {
-            let _turn = turns.acquire_owned().await;
-            (n, ask(name, &url, &tables).await)
+        let (permits, tables) = (permits.clone(), tables.clone());
+        tasks.spawn(async move {
+            let _permit = permits.acquire_owned().await;
+            (n, inspect(name, &url, &tables).await)
         });
     }
-    let mut views = asked.join_all().await;
+    let mut views = tasks.join_all().await;
     views.sort_by_key(|(n, _)| *n);
-    let views: Vec<View> = views.into_iter().map(|(_, view)| view).collect();
+    let views: Vec<DatabaseView> = views.into_iter().map(|(_, view)| view).collect();
     show(&views, options.json)?;
     let all_well = views.iter().all(|view| view.state == "ok");
     Ok(if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The databases that were given, or that the one given knows of.
-async fn named(options: &Options) -> Result<Vec<(String, DatabaseUrl)>> {
+/// Databases of the command line, or those that the discovery query returns.
+async fn named(options: &DatabasesArgs) -> Result<Vec<(String, DatabaseUrl)>> {
     let mut named = Vec::new();
     for given in &options.databases {
-        // A name has no colon, every URL has one.
+        // A name has no colon, and every URL has one.
         let (name, url) = match given.split_once('=') {
             Some((name, url)) if !name.contains(':') => (Some(name), url),
             _ => (None, given.as_str()),
@@ -122,17 +123,17 @@ async fn named(options: &Options) -> Result<Vec<(String, DatabaseUrl)>> {
     let Some(query) = &options.discover else { return Ok(named) };
     match <[_; 1]>::try_from(named) {
         Ok([(_, directory)]) => discover::run(&directory, query).await,
-        Err(_) => Err(Usage("--discover asks one database: give --database once".to_owned()).into()),
+        Err(_) => Err(Usage("--discover queries one database: give --database once".to_owned()).into()),
     }
 }
 
-async fn ask(name: String, url: &DatabaseUrl, tables: &StoreOptions) -> View {
+async fn inspect(name: String, url: &DatabaseUrl, tables: &StoreOptions) -> DatabaseView {
     let kind = match url.kind() {
         DatabaseKind::Postgres => "postgres",
         DatabaseKind::MySql => "mysql",
         _ => "sqlite",
     };
-    let mut view = View {
+    let mut view = DatabaseView {
         name,
         database: url.to_string(),
         kind,
@@ -143,24 +144,24 @@ async fn ask(name: String, url: &DatabaseUrl, tables: &StoreOptions) -> View {
         oldest_due_ms: None,
         problem: None,
     };
-    if let Err((state, problem)) = look(url, tables, &mut view).await {
+    if let Err((state, problem)) = read_state(url, tables, &mut view).await {
         view.state = state;
         view.problem = Some(problem.lines().next().unwrap_or_default().to_owned());
     }
     view
 }
 
-async fn look(
+async fn read_state(
     url: &DatabaseUrl,
     tables: &StoreOptions,
-    view: &mut View,
+    view: &mut DatabaseView,
 ) -> Result<(), (&'static str, String)> {
     let unreachable = |error: anyhow::Error| ("unreachable", error.to_string());
-    is_there(url).map_err(unreachable)?;
+    require_sqlite_file(url).map_err(unreachable)?;
     url.probe().await.map_err(unreachable)?;
-    let told = |error| unreachable(url.explain_outbox(error));
-    let newest = migration_sql(url.kind(), tables).map_err(told)?;
-    let store = open_store(url.secret(), tables).await.map_err(told)?;
+    let unreachable_outbox = |error| unreachable(url.explain_outbox(error));
+    let newest = migration_sql(url.kind(), tables).map_err(unreachable_outbox)?;
+    let store = open_store(url.secret(), tables).await.map_err(unreachable_outbox)?;
     match store.check_schema().await {
         Ok(()) => view.schema_version = version(&newest).parse().ok(),
         Err(error) => {
@@ -174,28 +175,28 @@ async fn look(
                     view.schema_version = Some(*found);
                     "too new"
                 }
-                _ => return Err(told(error)),
+                _ => return Err(unreachable_outbox(error)),
             };
             return Err((state, error.to_string()));
         }
     }
-    let backlog = store.backlog().await.map_err(told)?;
+    let backlog = store.backlog().await.map_err(unreachable_outbox)?;
     view.pending = Some(backlog.pending);
     view.free = Some(backlog.free);
     view.oldest_due_ms = backlog.oldest_due.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-    let nodes = store.nodes().await.map_err(told)?;
-    failing(&nodes).map_or(Ok(()), |problem| Err(("failing", problem)))
+    let nodes = store.nodes().await.map_err(unreachable_outbox)?;
+    first_problem(&nodes).map_or(Ok(()), |problem| Err(("failing", problem)))
 }
 
-/// What the relays that run report as failing, the first of it.
-fn failing(nodes: &[Node]) -> Option<String> {
+/// First problem that a running relay reports.
+fn first_problem(nodes: &[Node]) -> Option<String> {
     nodes.iter().filter(|node| node.is_running()).find_map(|node| {
         let problem = node.state.health.problems().next()?;
         Some(format!("relay {} {problem}", node.node))
     })
 }
 
-fn show(views: &[View], as_json: bool) -> Result<()> {
+fn show(views: &[DatabaseView], as_json: bool) -> Result<()> {
     if as_json {
         return views.iter().try_for_each(json);
     }

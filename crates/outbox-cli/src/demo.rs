@@ -1,19 +1,19 @@
-//! `outbox demo`: a small shop that writes events, loses its temper now and then, and checks what arrives.
+//! `outbox demo`: a small shop that writes events, simulates failures, and verifies deliveries.
 //!
-//! | room | what happens there |
+//! | module | contents |
 //! | --- | --- |
 //! | `shop` | the application: its events, its handlers, its business transaction |
-//! | `scenes` | what else there is to see on the dashboard |
-//! | `dashboard` | serving it |
-//! | `ledger` | what was written and what arrived, compared |
-//! | `latency` | how long it took |
-//! | `display`, `summary` | what is seen while it runs, and at the end |
+//! | `dashboard_traffic` | more events, for the dashboard |
+//! | `dashboard` | the server of the dashboard |
+//! | `ledger` | compares written and delivered events |
+//! | `latency` | histogram of latencies |
+//! | `display`, `summary` | output during the demo, and at its end |
 
 mod dashboard;
+mod dashboard_traffic;
 mod display;
 mod latency;
 mod ledger;
-mod scenes;
 mod shop;
 mod summary;
 
@@ -28,78 +28,78 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use self::dashboard::Dashboard;
+use self::dashboard_traffic::DashboardTraffic;
 use self::display::Display;
 use self::ledger::Ledger;
-use self::scenes::Scenes;
-use self::shop::{Pace, Quota, Shop, Writer};
+use self::shop::{Quota, RateLimiter, Shop, Writer};
 use self::summary::Summary;
 use crate::database::DatabaseUrl;
-use crate::say;
+use crate::print_escaped;
 
-/// Watch an outbox at work: writes, rollbacks, failures, retries, order, dead letters
+/// Demonstrate an outbox: writes, rollbacks, failures, retries, order, dead letters
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
-    /// Stop when this many committed events are delivered or dead, instead of at Ctrl-C
+pub(crate) struct DemoArgs {
+    /// Stop when this many committed events are delivered or dead, instead of on Ctrl-C
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     events: Option<u64>,
 
-    /// How many events to write a second; 0 for as many as the database takes
+    /// Events to write per second; 0 for as many as possible
     #[arg(long, value_name = "R", default_value_t = 500)]
     rate: u32,
 
-    /// A database of yours to run on, in tables of its own that are dropped at the end
+    /// Database for the demo, which creates its own tables and drops them at the end
     ///
-    /// sqlite:FILE, postgres://… or mysql://… (also for MariaDB). Without it, an embedded SQLite database in a
-    /// temporary folder.
+    /// sqlite:FILE, postgres://… or mysql://… (also for MariaDB). Without it, an embedded SQLite
+    /// database in a temporary folder.
     #[arg(long, value_name = "URL")]
     database: Option<String>,
 
-    /// How many percent of the attempts at orders and receipts fail
+    /// Percentage of attempts at orders and receipts that fail
     #[arg(long, value_name = "PERCENT", default_value_t = 5, value_parser = clap::value_parser!(u8).range(0..=100))]
     fail: u8,
 
-    /// Where to serve the dashboard, instead of 127.0.0.1:8080 or any port if that is taken
+    /// Address of the dashboard, instead of 127.0.0.1:8080 or any port if that is in use
     ///
-    /// With --events there is none unless this is given.
+    /// With --events there is no dashboard unless this is given.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "no_dashboard")]
     listen: Option<SocketAddr>,
 
-    /// No dashboard, and none of the traffic that is there for it
+    /// No dashboard, and no events for it
     #[arg(long)]
     no_dashboard: bool,
 
-    /// First drop what a demo that was killed has left in --database
+    /// First drop the tables that a killed demo has left in --database
     #[arg(long, requires = "database")]
     fresh: bool,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  outbox demo                                   until Ctrl-C, on a database of its own, with the dashboard
-  outbox demo --events 10000 --rate 0           as fast as it goes
-  outbox demo --events 1000 --fail 50           every second attempt fails
+  outbox demo                                   until Ctrl-C, on a temporary database, with the dashboard
+  outbox demo --events 10000 --rate 0           as fast as possible
+  outbox demo --events 1000 --fail 50           half of the attempts fail
   outbox demo --database postgres://ada@db/test --events 5000
-  outbox demo --log error                       with what the relay logs about failing handlers
+  outbox demo --log error                       with the relay's log lines about failed handlers
 
-The exit code is 1 if an event was lost, or came out of order, too early, or out of a
+The exit code is 1 if an event was lost, or was delivered out of order, too early, or from a
 transaction that was rolled back.";
 
-impl Options {
+impl DemoArgs {
     fn has_dashboard(&self) -> bool {
         !self.no_dashboard && (self.events.is_none() || self.listen.is_some())
     }
 }
 
-/// How many writers place orders at once, and for how many customers each.
+/// Number of concurrent writers of orders, and of customers of each writer.
 const WRITERS: u64 = 4;
 const CUSTOMERS: u64 = 25;
 
-/// If nothing at all arrives for this long, something is wrong.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time without any delivery after which the demo fails.
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// `live`: nothing else writes to the terminal, so a display may be drawn there.
-pub(crate) async fn run(options: &Options, live: bool) -> Result<ExitCode> {
+/// Runs the demo. `live`: nothing else writes to the terminal, so that a live display can be drawn.
+pub(crate) async fn run(options: &DemoArgs, live: bool) -> Result<ExitCode> {
     let builder = OutboxBuilder::new().table(shop::EVENTS);
     let Some(url) = &options.database else {
         let folder = tempfile::Builder::new().prefix("outbox-demo-").tempdir().context(
@@ -107,7 +107,8 @@ pub(crate) async fn run(options: &Options, live: bool) -> Result<ExitCode> {
         )?;
         introduce(options, &format!("SQLite in {}, removed at the end", folder.path().display()));
         let file = folder.path().join("demo.db");
-        let file = file.to_str().context("the temporary folder's name is no UTF-8: set TMPDIR to another")?;
+        let file =
+            file.to_str().context("the temporary folder's name is not UTF-8: set TMPDIR to another")?;
         let outbox = builder.sqlite(file).await.context("cannot create the demo's database")?;
         return show(&outbox, options, live).await;
     };
@@ -129,27 +130,28 @@ pub(crate) async fn run(options: &Options, live: bool) -> Result<ExitCode> {
     }
 }
 
-fn introduce(options: &Options, database: &str) {
-    say(format_args!(
+fn introduce(options: &DemoArgs, database: &str) {
+    print_escaped(format_args!(
         "A shop with an outbox: each order is a row and its events, in one transaction;\n\
          a relay in this process delivers the events. Some transactions roll back,\n\
-         {} % of the attempts at orders and receipts fail, a few events can never be read.\n\
+         {} % of the attempts at orders and receipts fail, a few payloads are invalid.\n\
          Database: {database}\n",
         options.fail
     ));
 }
 
-/// Makes the tables, plays, drops the tables whatever happened, and tells.
-async fn show<DB: Shop>(outbox: &Outbox<DB>, options: &Options, live: bool) -> Result<ExitCode> {
+/// Creates the tables, plays the demo, drops the tables even after a failure, and prints the
+/// summary.
+async fn show<DB: Shop>(outbox: &Outbox<DB>, options: &DemoArgs, live: bool) -> Result<ExitCode> {
     if options.fresh {
-        shop::close(outbox).await.context("cannot drop what an earlier demo has left")?;
+        shop::close(outbox).await.context("cannot drop the tables of an earlier demo")?;
     }
     let interrupts = Interrupts::listen()?;
     shop::open(outbox).await.map_err(|error| {
         if error.to_string().contains("already exists") {
             anyhow!(
-                "the table {} is there already: another demo runs on this database, or one was killed\n\
-                 hint: if none runs, add --fresh to drop what is left of it",
+                "the table {} exists already: another demo runs on this database, or one was killed\n\
+                 hint: if none runs, add --fresh to drop its tables",
                 shop::ORDERS
             )
         } else {
@@ -164,22 +166,26 @@ async fn show<DB: Shop>(outbox: &Outbox<DB>, options: &Options, live: bool) -> R
         shop::close(outbox).await.context("cannot drop the demo's tables: the next run needs --fresh");
     outbox.close().await;
     let summary = played?;
-    say(format_args!("\n{summary}"));
-    let broken = summary.broken();
-    if broken.is_empty() && !summary.hurried {
-        say("What was committed was delivered or set aside as dead, in order, and nothing else.");
-    } else if !broken.is_empty() {
-        say(format_args!("FAILED: {}. Please report this.", broken.join(", ")));
+    print_escaped(format_args!("\n{summary}"));
+    let violations = summary.violations();
+    if violations.is_empty() && !summary.aborted {
+        print_escaped(
+            "All committed events were delivered in order or dead-lettered, and no others were delivered.",
+        );
+    } else if !violations.is_empty() {
+        print_escaped(format_args!("FAILED: {}. Please report this.", violations.join(", ")));
     }
-    say("Next: README.md shows the few lines it takes in your code, docs/guide/ explains each part.");
+    print_escaped(
+        "Next: README.md shows the few lines of code that you need, docs/guide/ explains each part.",
+    );
     cleaned?;
-    Ok(if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the relay and the writers until the events are through, or the user has seen enough.
+/// Runs the relay and the writers until all events are settled, or the user stops the demo.
 async fn play<DB: Shop>(
     outbox: &Outbox<DB>,
-    options: &Options,
+    options: &DemoArgs,
     live: bool,
     mut interrupts: Interrupts,
 ) -> Result<Summary> {
@@ -191,26 +197,26 @@ async fn play<DB: Shop>(
     let mut dashboard = None;
     if options.has_dashboard() {
         let open = Dashboard::open(outbox.store(), options.listen).await?;
-        say(format_args!("Dashboard: {}\n", open.link));
+        print_escaped(format_args!("Dashboard: {}\n", open.link));
         dashboard = Some(open);
-        let scenes = Scenes::default();
-        relay = scenes.add_to(relay);
-        if options.fail <= shop::MOST_FAILURES_TO_HOLD {
+        let traffic = DashboardTraffic::default();
+        relay = traffic.add_to(relay);
+        if options.fail <= shop::MAX_FAILURES_TO_HOLD {
             relay = relay.on_dead(OnDead::Hold);
         }
-        writers.spawn(scenes.run(outbox.clone(), stop.clone()));
+        writers.spawn(traffic.run(outbox.clone(), stop.clone()));
     }
     let relay = relay.start().await.context("cannot start the relay")?;
 
     let began = Instant::now();
     let quota = Arc::new(Quota::new(options.events));
-    let pace = Arc::new(Pace::new(options.rate));
+    let rate_limiter = Arc::new(RateLimiter::new(options.rate));
     for i in 0..WRITERS {
         let writer = Writer {
             outbox: outbox.clone(),
             ledger: ledger.clone(),
             quota: quota.clone(),
-            pace: pace.clone(),
+            rate_limiter: rate_limiter.clone(),
             stop: stop.clone(),
             customers: i * CUSTOMERS..(i + 1) * CUSTOMERS,
         };
@@ -220,13 +226,13 @@ async fn play<DB: Shop>(
     let mut display = Display::new(options.events, live);
     let mut tick = tokio::time::interval(Duration::from_millis(20));
     let mut failed = None;
-    let mut hurried = false;
+    let mut aborted = false;
     loop {
         tokio::select! {
             biased;
             () = interrupts.next() => {
                 if stop.is_cancelled() {
-                    hurried = true;
+                    aborted = true;
                     break;
                 }
                 stop.cancel();
@@ -235,7 +241,7 @@ async fn play<DB: Shop>(
             Some(ended) = writers.join_next() => {
                 if let Err(error) = ended.context("a writer panicked")? {
                     stop.cancel();
-                    let error = anyhow!(error).context("the shop cannot write: is the database still there?");
+                    let error = anyhow!(error).context("the shop cannot write: check the database");
                     failed.get_or_insert(error);
                 }
             }
@@ -243,11 +249,11 @@ async fn play<DB: Shop>(
         }
         let tally = ledger.tally();
         if display.show(&tally).is_err() {
-            // Nobody is looking any more.
+            // Standard output is closed.
             stop.cancel();
         }
         let waiting = tally.in_flight() > 0;
-        let stuck = waiting && ledger.last_settled().unwrap_or(began).elapsed() > PATIENCE;
+        let stuck = waiting && ledger.last_settled().unwrap_or(began).elapsed() > STALL_TIMEOUT;
         if stuck || (writers.is_empty() && (!waiting || failed.is_some())) {
             break;
         }
@@ -255,8 +261,9 @@ async fn play<DB: Shop>(
     display.end();
     drop(dashboard);
     stop.cancel();
-    // Each ends with the transaction that it is at. Cut off there, it could not tell whether that was committed.
-    let _ = tokio::time::timeout(PATIENCE, writers.join_all()).await;
+    // Each writer finishes its current transaction: if aborted, it could not know whether that was
+    // committed.
+    let _ = tokio::time::timeout(STALL_TIMEOUT, writers.join_all()).await;
     let stopped = relay.stop().await.context("the relay did not stop cleanly");
     if let Some(error) = failed {
         return Err(error);
@@ -265,16 +272,16 @@ async fn play<DB: Shop>(
     let (hot, all) = ledger.take_latencies();
     Ok(Summary {
         tally: ledger.tally(),
-        standing: shop::standing(outbox).await?,
+        stored: shop::stored_counts(outbox).await?,
         orders: shop::count_orders(outbox).await?,
         took: ledger.last_settled().unwrap_or(began) - began,
         hot,
         all,
-        hurried,
+        aborted,
     })
 }
 
-/// Ctrl-C, and being asked to end by the system.
+/// Listener for Ctrl-C and SIGTERM.
 struct Interrupts {
     #[cfg(unix)]
     int: tokio::signal::unix::Signal,
@@ -283,7 +290,7 @@ struct Interrupts {
 }
 
 impl Interrupts {
-    /// From here on Ctrl-C does not end the process by itself.
+    /// From here on Ctrl-C no longer ends the process.
     #[cfg(unix)]
     fn listen() -> Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};

@@ -1,4 +1,4 @@
-//! `outbox events`: looking at events, and taking pending ones back.
+//! `outbox events`: lists and shows events, and cancels pending ones.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -10,16 +10,16 @@ use outbox::store::{Filter, Status};
 use outbox::{EventId, Payload};
 
 use crate::database::Tables;
-use crate::show::{EventView, Output, Table, json};
-use crate::which::{Page, Which, ids};
-use crate::{note, nothing, say, say_as_is};
+use crate::output::{EventView, Output, Table, json};
+use crate::selector::{EventSelector, Page, ids};
+use crate::{eprint_escaped, exit_nothing, print_escaped, print_raw};
 
-/// Look at events; take pending ones back
+/// Inspect events; cancel pending events
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct EventsArgs {
     #[command(subcommand)]
-    action: Action,
+    command: EventsCommand,
 }
 
 const EXAMPLES: &str = "\
@@ -32,33 +32,33 @@ Examples:
 Exit codes: 0 done, 1 failure, 2 wrong usage, 3 nothing found or nothing to do.";
 
 #[derive(Subcommand)]
-enum Action {
-    List(List),
-    Show(Show),
-    Cancel(Cancel),
+enum EventsCommand {
+    List(EventsListArgs),
+    Show(EventsShowArgs),
+    Cancel(EventsCancelArgs),
 }
 
 /// List events, oldest first
 ///
-/// Payloads are not shown. With --json each event is an object on a line, without its payload.
+/// Payloads are not shown. With --json, each event is one object on a line, without its payload.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  outbox events list                                    the oldest 50
-  outbox events list --status retry --older-than 1h     what has been failing for long
-  outbox events list --key order-42                     everything about one ordering key
+  outbox events list                                    the oldest 50 events
+  outbox events list --status retry --older-than 1h     events that failed, stored over an hour ago
+  outbox events list --key order-42                     all events of one ordering key
   outbox events list --after 1234 --limit 500           the next page
 
-Exit codes: 0 some were found, 1 failure, 2 wrong usage, 3 nothing found.")]
-struct List {
+Exit codes: 0 events found, 1 failure, 2 wrong usage, 3 nothing found.")]
+struct EventsListArgs {
     #[command(flatten)]
     tables: Tables,
     #[command(flatten)]
-    which: Which,
+    selector: EventSelector,
 
-    /// Only this status; pending is new and retry together
+    /// Only this status; pending means new or retry
     #[arg(long, value_enum, help_heading = "Selection")]
-    status: Option<Standing>,
+    status: Option<EventStatusArg>,
 
     #[command(flatten)]
     page: Page,
@@ -67,20 +67,20 @@ struct List {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Standing {
-    /// Waiting for its first delivery
+enum EventStatusArg {
+    /// Waiting for its first attempt
     New,
-    /// Failed, and waiting to be tried again
+    /// Failed, and waiting for its next attempt
     Retry,
     /// New or retry
     Pending,
     /// Delivered
     Done,
-    /// Given up
+    /// Dead-lettered
     Dead,
 }
 
-/// Show everything about one event, except its payload
+/// Show one event, without its payload
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -88,14 +88,14 @@ Examples:
   outbox events show 01JD3V7Q0Z6W4T0M1S2K8N5R9X --payload --json | jq .payload
 
 Exit codes: 0 found, 1 failure, 2 wrong usage, 3 no such event.")]
-struct Show {
+struct EventsShowArgs {
     #[command(flatten)]
-    one: One,
+    one: OneEventArgs,
 }
 
-/// One event, and how it is shown.
+/// Arguments of commands that show one event.
 #[derive(Args)]
-pub(crate) struct One {
+pub(crate) struct OneEventArgs {
     /// The event's id
     #[arg(value_name = "EVENT_ID")]
     id: String,
@@ -103,7 +103,7 @@ pub(crate) struct One {
     #[command(flatten)]
     tables: Tables,
 
-    /// Show the payload too. It may hold what is nobody's business: mind where this is written
+    /// Also show the payload. It may contain personal or secret data: mind where the output goes
     #[arg(long)]
     payload: bool,
 
@@ -111,14 +111,14 @@ pub(crate) struct One {
     output: Output,
 }
 
-/// Take back pending events that nobody holds: they are deleted, and never delivered
+/// Cancel pending events that no relay holds: they are deleted and never delivered
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   outbox events cancel 01JD3V7Q0Z6W4T0M1S2K8N5R9X
 
-Exit codes: 0 all were cancelled, 1 failure, 2 wrong usage, 3 some were not: done, dead, being handled, or not there.")]
-struct Cancel {
+Exit codes: 0 all were cancelled, 1 failure, 2 wrong usage, 3 some were done, dead, being handled, or not found.")]
+struct EventsCancelArgs {
     /// The events' ids
     #[arg(value_name = "EVENT_ID", required = true)]
     ids: Vec<String>,
@@ -127,30 +127,30 @@ struct Cancel {
     tables: Tables,
 }
 
-pub(crate) async fn run(options: Options) -> Result<ExitCode> {
-    match options.action {
-        Action::List(options) => list(options).await,
-        Action::Show(Show { one }) => show(one).await,
-        Action::Cancel(options) => cancel(options).await,
+pub(crate) async fn run(options: EventsArgs) -> Result<ExitCode> {
+    match options.command {
+        EventsCommand::List(options) => list(options).await,
+        EventsCommand::Show(EventsShowArgs { one }) => show(one).await,
+        EventsCommand::Cancel(options) => cancel(options).await,
     }
 }
 
-async fn list(options: List) -> Result<ExitCode> {
-    let place = options.tables.open().await?;
+async fn list(options: EventsListArgs) -> Result<ExitCode> {
+    let target = options.tables.open().await?;
     let (status, pending) = match options.status {
         None => (None, false),
-        Some(Standing::Pending) => (None, true),
-        Some(Standing::New) => (Some(Status::New), false),
-        Some(Standing::Retry) => (Some(Status::Retry), false),
-        Some(Standing::Done) => (Some(Status::Done), false),
-        Some(Standing::Dead) => (Some(Status::Dead), false),
+        Some(EventStatusArg::Pending) => (None, true),
+        Some(EventStatusArg::New) => (Some(Status::New), false),
+        Some(EventStatusArg::Retry) => (Some(Status::Retry), false),
+        Some(EventStatusArg::Done) => (Some(Status::Done), false),
+        Some(EventStatusArg::Dead) => (Some(Status::Dead), false),
     };
-    let filter = Filter { status, pending, after_seq: options.page.after, ..options.which.any() };
-    let found = place.admin().list(&filter, options.page.limit()).await;
-    let found = found.map_err(|error| place.explain(error))?;
+    let filter = Filter { status, pending, after_seq: options.page.after, ..options.selector.any() };
+    let found = target.admin().list(&filter, options.page.limit()).await;
+    let found = found.map_err(|error| target.explain(error))?;
     let Some(last) = found.last() else {
-        note("No event matches.");
-        return Ok(nothing());
+        eprint_escaped("No event matches.");
+        return Ok(exit_nothing());
     };
     if options.output.json {
         for event in &found {
@@ -168,14 +168,19 @@ async fn list(options: List) -> Result<ExitCode> {
 }
 
 /// Shows one event.
-pub(crate) async fn show(one: One) -> Result<ExitCode> {
-    let One { id, tables, payload, output } = one;
-    let (place, id) = (tables.open().await?, EventId::from(id));
-    let found = place.admin().find(&id).await.map_err(|error| place.explain(error))?;
+pub(crate) async fn show(one: OneEventArgs) -> Result<ExitCode> {
+    let OneEventArgs { id, tables, payload, output } = one;
+    let (target, id) = (tables.open().await?, EventId::from(id));
+    let found = target.admin().find(&id).await.map_err(|error| target.explain(error))?;
     let Some(stored) = found else {
-        note(format_args!("There is no event {} in {}, table {}.", Escaped(&id), place.url, place.table));
-        note("hint: it may have been delivered and deleted, purged, or cancelled");
-        return Ok(nothing());
+        eprint_escaped(format_args!(
+            "Event {} not found in {}, table {}.",
+            Escaped(&id),
+            target.url,
+            target.table
+        ));
+        eprint_escaped("hint: it may have been deleted after delivery, purged, or cancelled");
+        return Ok(exit_nothing());
     };
     let view = EventView::of(&stored, payload);
     if output.json {
@@ -184,36 +189,36 @@ pub(crate) async fn show(one: One) -> Result<ExitCode> {
     }
     view.page();
     if let (true, Ok(event)) = (payload, &stored.event) {
-        say("");
+        print_escaped("");
         match event.raw_payload() {
-            Payload::Json(text) if std::io::stdout().is_terminal() => say_as_is(escape_json(text)),
-            Payload::Json(text) => say_as_is(text),
+            Payload::Json(text) if std::io::stdout().is_terminal() => print_raw(escape_json(text)),
+            Payload::Json(text) => print_raw(text),
             Payload::Bytes { data, .. } if std::io::stdout().is_terminal() => {
-                say(String::from_utf8_lossy(data));
+                print_escaped(String::from_utf8_lossy(data));
             }
-            // To a file or a program as they are. A reader that has gone away is not a failure of ours.
+            // Unchanged to a file or a pipe. A closed pipe is not an error.
             Payload::Bytes { data, .. } => {
                 let _ = std::io::stdout().write_all(data);
-                say("");
+                print_escaped("");
             }
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-async fn cancel(options: Cancel) -> Result<ExitCode> {
-    let place = options.tables.open().await?;
+async fn cancel(options: EventsCancelArgs) -> Result<ExitCode> {
+    let target = options.tables.open().await?;
     let mut code = ExitCode::SUCCESS;
     for id in ids(&options.ids) {
-        let (admin, shown) = (place.admin(), Escaped(&id));
-        let if_not = "is not pending, or is being handled";
-        if place.change_one("event.cancel", &id, if_not, admin.cancel(&id)).await? {
-            say(format_args!("{shown}: cancelled"));
+        let (admin, shown) = (target.admin(), Escaped(&id));
+        let refusal = "is not pending, or is being handled";
+        if target.change_one("event.cancel", &id, refusal, admin.cancel(&id)).await? {
+            print_escaped(format_args!("{shown}: cancelled"));
             continue;
         }
-        code = nothing();
-        let explained = admin.explain(&id).await.map_err(|error| place.explain(error))?;
-        note(format_args!("{shown}: not cancelled. {explained}"));
+        code = exit_nothing();
+        let explained = admin.explain(&id).await.map_err(|error| target.explain(error))?;
+        eprint_escaped(format_args!("{shown}: not cancelled. {explained}"));
     }
     Ok(code)
 }

@@ -7,16 +7,16 @@ use outbox::{EventId, Explanation, Reason};
 use serde::Serialize;
 
 use crate::database::Tables;
-use crate::show::json;
-use crate::{nothing, say};
+use crate::output::json;
+use crate::{exit_nothing, print_escaped};
 
-/// Say why an event has not been delivered yet, or what became of it
+/// Explain why an event has not been delivered yet, or how it ended
 ///
-/// It looks at the event, at what stands before it in its ordering key and in the queue, and at signs of running relays. It
-/// changes nothing.
+/// Reads the event, the events before it in its ordering key and in the queue, and the state of
+/// running relays. Changes nothing.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct ExplainArgs {
     /// The event's id
     #[arg(value_name = "EVENT_ID")]
     id: String,
@@ -24,7 +24,7 @@ pub(crate) struct Options {
     #[command(flatten)]
     tables: Tables,
 
-    /// Print JSON for programs: one object, with the name of each reason in `reasons[].reason`
+    /// Print one JSON object, with the name of each reason in `reasons[].reason`
     #[arg(long)]
     json: bool,
 }
@@ -39,25 +39,25 @@ unrouted, relay_fails, with_leader, waiting, schema.
 
 Exit codes: 0 explained, 1 failure, 2 wrong usage, 3 no such event.";
 
-/// For programs: the explanation, and what people would read.
+/// JSON form: the explanation, and its text.
 #[derive(Serialize)]
-struct View<'a> {
+struct ExplanationView<'a> {
     #[serde(flatten)]
     explanation: &'a Explanation,
     text: String,
     advice: Option<String>,
 }
 
-pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
-    // Tables that are not there are a reason, and not an error.
-    let place = options.tables.open_unchecked().await?;
+pub(crate) async fn run(options: &ExplainArgs) -> Result<ExitCode> {
+    // Missing tables are a reason, not an error.
+    let target = options.tables.open_unchecked().await?;
     let id = EventId::from(options.id.as_str());
-    let explanation = place.admin().explain(&id).await.map_err(|error| place.explain(error))?;
+    let explanation = target.admin().explain(&id).await.map_err(|error| target.explain(error))?;
     if options.json {
         let (text, advice) = (explanation.to_string(), explanation.advice());
-        json(&View { explanation: &explanation, text, advice })?;
+        json(&ExplanationView { explanation: &explanation, text, advice })?;
     } else {
-        say(&explanation);
+        print_escaped(&explanation);
     }
-    Ok(if *explanation.reason() == Reason::Unknown { nothing() } else { ExitCode::SUCCESS })
+    Ok(if *explanation.reason() == Reason::Unknown { exit_nothing() } else { ExitCode::SUCCESS })
 }

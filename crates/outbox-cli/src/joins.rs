@@ -1,4 +1,4 @@
-//! `outbox joins`: many events and one that follows: looking, and giving up.
+//! `outbox joins`: lists, shows and cancels joins.
 
 use std::process::ExitCode;
 
@@ -11,16 +11,16 @@ use outbox::{EventId, Join, JoinId, JoinStatus, Step};
 use serde::Serialize;
 
 use crate::database::Tables;
-use crate::open::Place;
-use crate::show::{Output, Table, both, dash, json, short, status};
-use crate::{note, nothing, say};
+use crate::output::{Output, Table, dash, exact_and_relative, json, short, status};
+use crate::target::Target;
+use crate::{eprint_escaped, exit_nothing, print_escaped};
 
-/// Look at joins; give them up
+/// Inspect and cancel joins
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct JoinsArgs {
     #[command(subcommand)]
-    action: Action,
+    command: JoinsCommand,
 }
 
 const EXAMPLES: &str = "\
@@ -32,10 +32,10 @@ Examples:
 Exit codes: 0 done, 1 failure, 2 wrong usage, 3 nothing found or nothing to do.";
 
 #[derive(Subcommand)]
-enum Action {
-    List(List),
-    Show(Show),
-    Cancel(Cancel),
+enum JoinsCommand {
+    List(JoinsListArgs),
+    Show(JoinsShowArgs),
+    Cancel(JoinsCancelArgs),
 }
 
 /// List joins, oldest first
@@ -45,24 +45,24 @@ Examples:
   outbox joins list --group customer-42
   outbox joins list --status failed --json | jq -r .join_id
 
-Exit codes: 0 some were found, 1 failure, 2 wrong usage, 3 nothing found.")]
-struct List {
+Exit codes: 0 joins found, 1 failure, 2 wrong usage, 3 nothing found.")]
+struct JoinsListArgs {
     #[command(flatten)]
     tables: Tables,
 
     /// Only this status
     #[arg(long, value_enum)]
-    status: Option<Standing>,
+    status: Option<JoinStatusArg>,
 
-    /// Only of this group
+    /// Only joins of this group
     #[arg(long, value_name = "KEY")]
     group: Option<String>,
 
-    /// How many to show at most
+    /// Maximum number of joins
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     limit: u32,
 
-    /// Go on after this join, the last one of the page before
+    /// Continue after this join, the last one of the previous page
     #[arg(long, value_name = "JOIN_ID")]
     after: Option<String>,
 
@@ -71,38 +71,38 @@ struct List {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Standing {
-    /// Not all steps are settled, or nobody has said what follows
+enum JoinStatusArg {
+    /// Some steps are not settled, or the follow-up events are not set
     Pending,
-    /// All steps are settled, and what follows was written
+    /// All steps are settled, and the follow-up event was written
     Completed,
-    /// All steps are settled, some failed, and what follows a failure was written
+    /// All steps are settled, some failed, and the follow-up event for a failure was written
     Failed,
-    /// Given up
+    /// Cancelled; no follow-up event is written
     Cancelled,
 }
 
-impl From<Standing> for JoinStatus {
-    fn from(standing: Standing) -> Self {
-        match standing {
-            Standing::Pending => JoinStatus::Pending,
-            Standing::Completed => JoinStatus::Completed,
-            Standing::Failed => JoinStatus::Failed,
-            Standing::Cancelled => JoinStatus::Cancelled,
+impl From<JoinStatusArg> for JoinStatus {
+    fn from(status: JoinStatusArg) -> Self {
+        match status {
+            JoinStatusArg::Pending => JoinStatus::Pending,
+            JoinStatusArg::Completed => JoinStatus::Completed,
+            JoinStatusArg::Failed => JoinStatus::Failed,
+            JoinStatusArg::Cancelled => JoinStatus::Cancelled,
         }
     }
 }
 
 /// Show a join and its steps
 ///
-/// With --json the first object is the join, and each that follows is a step.
+/// With --json the first object is the join, and each further object is a step.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   outbox joins show 01JD3V7Q0Z6W4T0M1S2K8N5R9X --steps 500
 
 Exit codes: 0 found, 1 failure, 2 wrong usage, 3 no such join.")]
-struct Show {
+struct JoinsShowArgs {
     /// The join's id
     #[arg(value_name = "JOIN_ID")]
     id: String,
@@ -110,7 +110,7 @@ struct Show {
     #[command(flatten)]
     tables: Tables,
 
-    /// How many steps to show at most
+    /// Maximum number of steps
     #[arg(long, value_name = "N", default_value_t = 50)]
     steps: u32,
 
@@ -122,14 +122,14 @@ struct Show {
     output: Output,
 }
 
-/// Give joins up: nothing follows them. Their events are delivered all the same
+/// Cancel joins: no follow-up event is written. The events of their steps are still delivered
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   outbox joins cancel 01JD3V7Q0Z6W4T0M1S2K8N5R9X
 
-Exit codes: 0 all were cancelled, 1 failure, 2 wrong usage, 3 some were not: closed already, or not there.")]
-struct Cancel {
+Exit codes: 0 all were cancelled, 1 failure, 2 wrong usage, 3 some were closed already or do not exist.")]
+struct JoinsCancelArgs {
     /// The joins' ids
     #[arg(value_name = "JOIN_ID", required = true)]
     ids: Vec<String>,
@@ -138,9 +138,9 @@ struct Cancel {
     tables: Tables,
 }
 
-/// A join for programs.
+/// JSON form of a join.
 #[derive(Serialize)]
-struct View<'a> {
+struct JoinView<'a> {
     join_id: &'a str,
     status: String,
     grouping_key: Option<&'a str>,
@@ -154,7 +154,7 @@ struct View<'a> {
     updated_at: DateTime<Utc>,
 }
 
-impl<'a> View<'a> {
+impl<'a> JoinView<'a> {
     fn of(join: &'a Join) -> Self {
         Self {
             join_id: join.id.as_str(),
@@ -172,16 +172,16 @@ impl<'a> View<'a> {
     }
 }
 
-pub(crate) async fn run(options: Options) -> Result<ExitCode> {
-    match options.action {
-        Action::List(options) => list(options).await,
-        Action::Show(options) => show(options).await,
-        Action::Cancel(options) => cancel(options).await,
+pub(crate) async fn run(options: JoinsArgs) -> Result<ExitCode> {
+    match options.command {
+        JoinsCommand::List(options) => list(options).await,
+        JoinsCommand::Show(options) => show(options).await,
+        JoinsCommand::Cancel(options) => cancel(options).await,
     }
 }
 
-async fn list(options: List) -> Result<ExitCode> {
-    let place = options.tables.open().await?;
+async fn list(options: JoinsListArgs) -> Result<ExitCode> {
+    let target = options.tables.open().await?;
     let filter = JoinFilter {
         id: None,
         status: options.status.map(JoinStatus::from),
@@ -189,14 +189,14 @@ async fn list(options: List) -> Result<ExitCode> {
         after: options.after.map(JoinId::from),
     };
     let limit = options.limit as usize;
-    let found = place.admin().joins(&filter, limit).await.map_err(|error| place.explain(error))?;
+    let found = target.admin().joins(&filter, limit).await.map_err(|error| target.explain(error))?;
     let Some(last) = found.last() else {
-        note("No join matches.");
-        return Ok(nothing());
+        eprint_escaped("No join matches.");
+        return Ok(exit_nothing());
     };
     if options.output.json {
         for join in &found {
-            json(&View::of(join))?;
+            json(&JoinView::of(join))?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -217,12 +217,12 @@ async fn list(options: List) -> Result<ExitCode> {
     }
     table.print();
     if found.len() == limit {
-        note(format_args!("There may be more: add --after {}", shell_word(last.id.as_str())));
+        eprint_escaped(format_args!("There may be more: add --after {}", shell_word(last.id.as_str())));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// How many steps it has, of how many, if it does not have all.
+/// Number of steps; `2 of 3` while some are not attached yet.
 fn steps(join: &Join) -> String {
     if join.attached == join.expected {
         return join.expected.to_string();
@@ -230,90 +230,97 @@ fn steps(join: &Join) -> String {
     format!("{} of {}", join.attached, join.expected)
 }
 
-async fn show(options: Show) -> Result<ExitCode> {
-    let place = options.tables.open().await?;
-    let (admin, id) = (place.admin(), JoinId::from(options.id));
-    let Some(join) = admin.join(&id).await.map_err(|error| place.explain(error))? else {
-        note(format_args!("There is no join {} in {}, table {}.", Escaped(&id), place.url, place.table));
-        return Ok(nothing());
+async fn show(options: JoinsShowArgs) -> Result<ExitCode> {
+    let target = options.tables.open().await?;
+    let (admin, id) = (target.admin(), JoinId::from(options.id));
+    let Some(join) = admin.join(&id).await.map_err(|error| target.explain(error))? else {
+        eprint_escaped(format_args!(
+            "Join {} not found in {}, table {}.",
+            Escaped(&id),
+            target.url,
+            target.table
+        ));
+        return Ok(exit_nothing());
     };
     let after = options.after.map(EventId::from);
     let limit = options.steps as usize;
-    let found = admin.steps(&id, after.as_ref(), limit).await.map_err(|error| place.explain(error))?;
-    let word = |step: Option<Step>| match step {
+    let found = admin.steps(&id, after.as_ref(), limit).await.map_err(|error| target.explain(error))?;
+    let step_status = |step: Option<Step>| match step {
         None => "PENDING",
         Some(Step::Completed) => "COMPLETED",
         Some(Step::Failed) => "FAILED",
     };
     if options.output.json {
-        json(&View::of(&join))?;
+        json(&JoinView::of(&join))?;
         for (event, step) in &found {
-            json(&serde_json::json!({ "join_id": id.as_str(), "event_id": event, "status": word(*step) }))?;
+            json(
+                &serde_json::json!({ "join_id": id.as_str(), "event_id": event, "status": step_status(*step) }),
+            )?;
         }
         return Ok(ExitCode::SUCCESS);
     }
     let mut page = Table::bare();
-    page.fact("join", Some(&join.id));
+    page.field("join", Some(&join.id));
     page.row(["status".into(), status(&join.status.to_string())]);
-    page.fact("group", join.grouping_key.as_deref());
-    page.fact(
+    page.field("group", join.grouping_key.as_deref());
+    page.field(
         "steps",
         Some(format!("{}, {} completed, {} failed", steps(&join), join.completed, join.failed)),
     );
-    page.fact("what follows", Some(if join.awaited { "is decided" } else { "nobody has said yet" }));
-    page.fact("metadata", join.metadata.as_ref());
-    page.fact("started", Some(both(join.created_at)));
-    page.fact("changed", Some(both(join.updated_at)));
+    page.field("follow-up", Some(if join.awaited { "set" } else { "not set yet" }));
+    page.field("metadata", join.metadata.as_ref());
+    page.field("started", Some(exact_and_relative(join.created_at)));
+    page.field("changed", Some(exact_and_relative(join.updated_at)));
     page.print();
     if let Some((last, _)) = found.last() {
         let mut table = Table::new(["STEP (EVENT ID)", "STATUS"]);
         for (event, step) in &found {
-            table.row([event.as_str().into(), status(word(*step))]);
+            table.row([event.as_str().into(), status(step_status(*step))]);
         }
-        say("");
+        print_escaped("");
         table.print();
         if found.len() == limit {
-            note(format_args!("There may be more: add --after {}", shell_word(last.as_str())));
+            eprint_escaped(format_args!("There may be more: add --after {}", shell_word(last.as_str())));
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-async fn cancel(options: Cancel) -> Result<ExitCode> {
-    let place = options.tables.open().await?;
+async fn cancel(options: JoinsCancelArgs) -> Result<ExitCode> {
+    let target = options.tables.open().await?;
     let mut code = ExitCode::SUCCESS;
     for id in options.ids.iter().map(|id| JoinId::from(id.as_str())) {
         let shown = Escaped(&id);
-        let audit = place.begin_audit("join.cancel", id.as_str(), None).await?;
-        match cancel_one(&place, &id).await {
+        let audit = target.begin_audit("join.cancel", id.as_str(), None).await?;
+        match cancel_one(&target, &id).await {
             Ok(None) => {
                 audit.finish("done", Some(1)).await;
-                say(format_args!("{shown}: cancelled"));
+                print_escaped(format_args!("{shown}: cancelled"));
             }
-            Ok(Some(why_not)) => {
-                audit.finish(&format!("refused: {why_not}"), None).await;
-                note(format_args!("{shown}: not cancelled: {why_not}"));
-                code = nothing();
+            Ok(Some(reason)) => {
+                audit.finish(&format!("refused: {reason}"), None).await;
+                eprint_escaped(format_args!("{shown}: not cancelled: {reason}"));
+                code = exit_nothing();
             }
             Err(error) => {
                 audit.finish(&format!("failed: {error}"), None).await;
-                return Err(place.explain(error));
+                return Err(target.explain(error));
             }
         }
     }
     Ok(code)
 }
 
-/// Cancels a join, or says why it is not cancelled.
-async fn cancel_one(place: &Place, id: &JoinId) -> outbox::Result<Option<String>> {
-    match place.admin().join(id).await? {
-        None => return Ok(Some(format!("there is no such join in {}", place.url))),
+/// Cancels a join, or returns why it cannot be cancelled.
+async fn cancel_one(target: &Target, id: &JoinId) -> outbox::Result<Option<String>> {
+    match target.admin().join(id).await? {
+        None => return Ok(Some(format!("no such join in {}", target.url))),
         Some(join) if join.status != JoinStatus::Pending => {
             return Ok(Some(format!("it is {} already", join.status)));
         }
         Some(_) => {}
     }
-    let acted = place.store.join(&JoinAct::Cancel { join: id.clone() }).await?;
+    let acted = target.store.join(&JoinAct::Cancel { join: id.clone() }).await?;
     let closed = acted.join.map(|join| join.status).filter(|status| *status != JoinStatus::Cancelled);
     Ok(closed.map(|status| format!("it became {status} a moment ago")))
 }

@@ -1,4 +1,5 @@
-//! `outbox log`: the event log and its publishers: where they stand, pausing, resuming, setting them elsewhere, reading.
+//! `outbox log`: status of the event log and its publishers; pauses, resumes and resets publishers;
+//! reads the log.
 
 mod read;
 mod unreadable;
@@ -13,18 +14,18 @@ use outbox::store::{LogStore, OpenAppend};
 use outbox::{PairState, Position};
 use serde::Serialize;
 
-use crate::age::moment;
 use crate::database::Tables;
-use crate::open::Place;
-use crate::show::{Output, Table, counted, dash, json, number, short, status};
-use crate::{Usage, note, nothing, say};
+use crate::output::{Output, Table, counted, dash, json, number, short, status};
+use crate::target::Target;
+use crate::time_args::moment;
+use crate::{Usage, eprint_escaped, exit_nothing, print_escaped};
 
-/// Look at the event log and its publishers; pause, resume and reset them
+/// Inspect the event log and its publishers; pause, resume and reset publishers
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct LogArgs {
     #[command(subcommand)]
-    action: Action,
+    command: LogCommand,
 }
 
 const EXAMPLES: &str = "\
@@ -40,25 +41,25 @@ Examples:
 Exit codes: 0 done, 1 failure, 2 wrong usage, 3 nothing found or nothing to do.";
 
 #[derive(Subcommand)]
-enum Action {
-    Status(Look),
-    Lag(Look),
-    Pause(Set),
-    Resume(Set),
-    Reset(Reset),
-    Read(read::Read),
-    Unreadable(unreadable::Options),
+enum LogCommand {
+    Status(LogStatusArgs),
+    Lag(LogStatusArgs),
+    Pause(LogPauseArgs),
+    Resume(LogPauseArgs),
+    Reset(LogResetArgs),
+    Read(read::LogReadArgs),
+    Unreadable(unreadable::LogUnreadableArgs),
 }
 
-/// Where every topic and publisher stands: status, position, errors, leader
+/// Show status, position, errors and leader of every topic and publisher
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   outbox log status
   outbox log lag --publisher KafkaPublisher --json
 
-Exit codes: 0 some were found, 1 failure, 2 wrong usage, 3 no topic was ever published.")]
-struct Look {
+Exit codes: 0 found, 1 failure, 2 wrong usage, 3 no topic was ever published.")]
+struct LogStatusArgs {
     #[command(flatten)]
     tables: Tables,
 
@@ -74,10 +75,10 @@ struct Look {
     output: Output,
 }
 
-/// Whether a publisher is given events, in all topics or in one
+/// Pause or resume a publisher, in all topics or in one
 ///
-/// A pause lets what is being published right now end, and nothing more. Resuming goes on from there, with no errors behind
-/// it: also after FAILED. Relays notice within seconds.
+/// A pause lets the batch that is being published finish. A resume continues after it and resets
+/// the error count, also after FAILED. Relays notice within seconds.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -86,7 +87,7 @@ Examples:
   outbox log resume KafkaPublisher
 
 Exit codes: 0 done, 1 failure, 2 wrong usage, 3 no such publisher.")]
-struct Set {
+struct LogPauseArgs {
     /// The publisher's name
     #[arg(value_name = "PUBLISHER")]
     publisher: String,
@@ -94,25 +95,27 @@ struct Set {
     #[command(flatten)]
     tables: Tables,
 
-    /// Only in this topic, instead of in all
+    /// Only in this topic, instead of all topics
     #[arg(long, value_name = "NAME")]
     topic: Option<String>,
 }
 
-/// Set a publisher of a topic to a position: what comes after it is published, again or for the first time
+/// Set a publisher of a topic to a position: events after it are published, again or for the first
+/// time
 ///
-/// Errors are forgotten; a pause stays. Whoever publishes right now can no longer move it.
+/// Resets the error count; a pause stays. A relay that is publishing right now can no longer move
+/// the position.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  outbox log reset wallet-events KafkaPublisher --to start                  everything again
-  outbox log reset wallet-events KafkaPublisher --to end                    only what is new
-  outbox log reset wallet-events KafkaPublisher --to 1234                   what comes after position 1234
-  outbox log reset wallet-events KafkaPublisher --to 2026-11-16T08:00:00Z   what was stored since
-  outbox log reset wallet-events KafkaPublisher --to 2h                     what was stored in the last 2 hours
+  outbox log reset wallet-events KafkaPublisher --to start                  the whole log again
+  outbox log reset wallet-events KafkaPublisher --to end                    only new events
+  outbox log reset wallet-events KafkaPublisher --to 1234                   events after position 1234
+  outbox log reset wallet-events KafkaPublisher --to 2026-11-16T08:00:00Z   events stored since then
+  outbox log reset wallet-events KafkaPublisher --to 2h                     events of the last 2 hours
 
 Exit codes: 0 done, 1 failure, 2 wrong usage, 3 no such topic and publisher.")]
-struct Reset {
+struct LogResetArgs {
     /// The topic's name
     #[arg(value_name = "TOPIC")]
     topic: String,
@@ -121,7 +124,7 @@ struct Reset {
     #[arg(value_name = "PUBLISHER")]
     publisher: String,
 
-    /// start, end, a position, a time as 2026-11-16T08:00:00Z, or how long ago as 2h
+    /// start, end, a position, a time such as 2026-11-16T08:00:00Z, or an age such as 2h
     #[arg(long, value_name = "WHERE")]
     to: String,
 
@@ -129,9 +132,9 @@ struct Reset {
     tables: Tables,
 }
 
-/// A pair for programs.
+/// JSON form of a subscription: a topic and one of its publishers.
 #[derive(Serialize)]
-pub(crate) struct PairView {
+pub(crate) struct SubscriptionView {
     topic: String,
     publisher: String,
     status: &'static str,
@@ -145,7 +148,7 @@ pub(crate) struct PairView {
     waits_for: Option<OpenAppendView>,
 }
 
-/// An open transaction that a pair waits for, for programs.
+/// JSON form of an open transaction that a subscription waits for.
 #[derive(Serialize)]
 pub(crate) struct OpenAppendView {
     backend: Option<i64>,
@@ -170,131 +173,144 @@ impl OpenAppendView {
     }
 }
 
-impl PairView {
-    fn of(pair: &PairState, head: Position, waits_for: Option<&OpenAppend>) -> Self {
+impl SubscriptionView {
+    fn of(subscription: &PairState, head: Position, waits_for: Option<&OpenAppend>) -> Self {
         Self {
             waits_for: waits_for.map(OpenAppendView::of),
-            topic: pair.id.topic().to_owned(),
-            publisher: pair.id.publisher().to_owned(),
-            status: pair.status.as_str(),
-            position: pair.position.get(),
+            topic: subscription.id.topic().to_owned(),
+            publisher: subscription.id.publisher().to_owned(),
+            status: subscription.status.as_str(),
+            position: subscription.position.get(),
             head: head.get(),
-            behind: u64::try_from(head.get() - pair.position.get()).unwrap_or(0),
-            error_count: pair.error_count,
-            last_error: pair.last_error.clone(),
-            leader: pair.leader.as_ref().filter(|_| !pair.is_free()).map(ToString::to_string),
-            updated_at: pair.updated_at,
+            behind: u64::try_from(head.get() - subscription.position.get()).unwrap_or(0),
+            error_count: subscription.error_count,
+            last_error: subscription.last_error.clone(),
+            leader: subscription.leader.as_ref().filter(|_| !subscription.is_free()).map(ToString::to_string),
+            updated_at: subscription.updated_at,
         }
     }
 }
 
-/// The log of a place.
-pub(crate) fn log_of(place: &Place) -> Result<&dyn LogStore> {
-    place.store.log().ok_or_else(|| anyhow!("{} has no event log", place.url))
+/// The event log of the target.
+pub(crate) fn event_log(target: &Target) -> Result<&dyn LogStore> {
+    target.store.log().ok_or_else(|| anyhow!("{} has no event log", target.url))
 }
 
-/// How far the log goes, and where all pairs stand.
-pub(crate) async fn pairs(place: &Place) -> Result<(Position, Vec<PairView>)> {
-    let log = log_of(place)?;
-    let pairs = log.pairs().await.map_err(|error| place.explain(error))?;
-    // The head last: a pair that moves meanwhile shows more than it has, not less.
-    let head = log.head().await.map_err(|error| place.explain(error))?;
-    let is_behind = pairs.iter().any(|pair| pair.position < head);
+/// Reads the last position of the log, and all subscriptions.
+pub(crate) async fn subscriptions(target: &Target) -> Result<(Position, Vec<SubscriptionView>)> {
+    let log = event_log(target)?;
+    let subscriptions = log.pairs().await.map_err(|error| target.explain(error))?;
+    // The head is read last: if a subscription moves meanwhile, its lag is shown too large, not too
+    // small.
+    let head = log.head().await.map_err(|error| target.explain(error))?;
+    let is_behind = subscriptions.iter().any(|subscription| subscription.position < head);
     let waiting =
-        if is_behind { log.waiting().await.map_err(|error| place.explain(error))? } else { Vec::new() };
-    let waits_for = |pair: &PairState| waiting.iter().find(|(id, _)| *id == pair.id).map(|(_, open)| open);
-    Ok((head, pairs.iter().map(|pair| PairView::of(pair, head, waits_for(pair))).collect()))
+        if is_behind { log.waiting().await.map_err(|error| target.explain(error))? } else { Vec::new() };
+    let waits_for = |subscription: &PairState| {
+        waiting.iter().find(|(id, _)| *id == subscription.id).map(|(_, open)| open)
+    };
+    Ok((
+        head,
+        subscriptions
+            .iter()
+            .map(|subscription| SubscriptionView::of(subscription, head, waits_for(subscription)))
+            .collect(),
+    ))
 }
 
-/// A line for each pair that waits for an open transaction.
-pub(crate) fn waiting(pairs: &[PairView], output: Output) -> Vec<String> {
+/// One line for each subscription that waits for an open transaction.
+pub(crate) fn waiting_lines(subscriptions: &[SubscriptionView], output: Output) -> Vec<String> {
     let mut lines = Vec::new();
-    for (pair, open) in pairs.iter().filter_map(|pair| Some((pair, pair.waits_for.as_ref()?))) {
+    for (subscription, open) in
+        subscriptions.iter().filter_map(|subscription| Some((subscription, subscription.waits_for.as_ref()?)))
+    {
         let since = open.since.map_or_else(
-            || "this role may not see since when".to_owned(),
+            || "start time not visible to this role".to_owned(),
             |since| format!("since {}", output.time(since)),
         );
         lines.push(format!(
-            "{}/{} waits behind position {}: {} has appended to the log and not ended its transaction, {since}.",
-            Escaped(&pair.topic),
-            Escaped(&pair.publisher),
-            pair.position,
+            "{}/{} waits at position {}: {} has appended to the log and not ended its transaction ({since}).",
+            Escaped(&subscription.topic),
+            Escaped(&subscription.publisher),
+            subscription.position,
             open.text
         ));
     }
     lines
 }
 
-/// A table of pairs, with what is wrong with them.
-pub(crate) fn table(pairs: &[PairView], output: Output) -> Table {
+/// Table of subscriptions, with their errors.
+pub(crate) fn table(subscriptions: &[SubscriptionView], output: Output) -> Table {
     let headers =
         ["TOPIC", "PUBLISHER", "STATUS", "#POSITION", "#BEHIND", "MOVED", "LEADER", "#ERRORS", "LAST ERROR"];
     let mut table = Table::new(headers);
-    for pair in pairs {
+    for subscription in subscriptions {
         table.row([
-            short(&pair.topic, 48).into(),
-            short(&pair.publisher, 48).into(),
-            status(pair.status),
-            pair.position.into(),
-            number(pair.behind).into(),
-            output.time(pair.updated_at).into(),
-            pair.leader.as_deref().map_or_else(dash, |leader| short(leader, 40)).into(),
-            pair.error_count.into(),
-            pair.last_error.as_deref().map_or_else(dash, |error| short(error, 60)).into(),
+            short(&subscription.topic, 48).into(),
+            short(&subscription.publisher, 48).into(),
+            status(subscription.status),
+            subscription.position.into(),
+            number(subscription.behind).into(),
+            output.time(subscription.updated_at).into(),
+            subscription.leader.as_deref().map_or_else(dash, |leader| short(leader, 40)).into(),
+            subscription.error_count.into(),
+            subscription.last_error.as_deref().map_or_else(dash, |error| short(error, 60)).into(),
         ]);
     }
     table
 }
 
-pub(crate) async fn run(options: Options) -> Result<ExitCode> {
-    match options.action {
-        Action::Status(options) => look(options, false).await,
-        Action::Lag(options) => look(options, true).await,
-        Action::Pause(options) => set(options, true).await,
-        Action::Resume(options) => set(options, false).await,
-        Action::Reset(options) => reset(options).await,
-        Action::Read(options) => read::run(options).await,
-        Action::Unreadable(options) => unreadable::run(options).await,
+pub(crate) async fn run(options: LogArgs) -> Result<ExitCode> {
+    match options.command {
+        LogCommand::Status(options) => show_status(options, false).await,
+        LogCommand::Lag(options) => show_status(options, true).await,
+        LogCommand::Pause(options) => set_paused(options, true).await,
+        LogCommand::Resume(options) => set_paused(options, false).await,
+        LogCommand::Reset(options) => reset(options).await,
+        LogCommand::Read(options) => read::run(options).await,
+        LogCommand::Unreadable(options) => unreadable::run(options).await,
     }
 }
 
-async fn look(options: Look, lag_only: bool) -> Result<ExitCode> {
-    let place = options.tables.open().await?;
-    let (head, mut pairs) = pairs(&place).await?;
+async fn show_status(options: LogStatusArgs, lag_only: bool) -> Result<ExitCode> {
+    let target = options.tables.open().await?;
+    let (head, mut subscriptions) = subscriptions(&target).await?;
     let is = |wanted: &Option<String>, name: &str| wanted.as_ref().is_none_or(|wanted| wanted == name);
-    pairs.retain(|pair| is(&options.topic, &pair.topic) && is(&options.publisher, &pair.publisher));
-    if pairs.is_empty() {
-        note("No topic and publisher matches: there is a row for each that a relay ever started.");
-        return Ok(nothing());
+    subscriptions.retain(|subscription| {
+        is(&options.topic, &subscription.topic) && is(&options.publisher, &subscription.publisher)
+    });
+    if subscriptions.is_empty() {
+        eprint_escaped("No topic and publisher matches. Relays create a row for each when they start.");
+        return Ok(exit_nothing());
     }
     if options.output.json {
-        for pair in &pairs {
-            json(pair)?;
+        for subscription in &subscriptions {
+            json(subscription)?;
         }
         return Ok(ExitCode::SUCCESS);
     }
     if lag_only {
         let mut table = Table::new(["TOPIC", "PUBLISHER", "STATUS", "#POSITION", "#HEAD", "#BEHIND"]);
-        for pair in &pairs {
+        for subscription in &subscriptions {
             table.row([
-                short(&pair.topic, 48).into(),
-                short(&pair.publisher, 48).into(),
-                status(pair.status),
-                pair.position.into(),
-                pair.head.into(),
-                number(pair.behind).into(),
+                short(&subscription.topic, 48).into(),
+                short(&subscription.publisher, 48).into(),
+                status(subscription.status),
+                subscription.position.into(),
+                subscription.head.into(),
+                number(subscription.behind).into(),
             ]);
         }
         table.print();
     } else {
-        say(format_args!("The log ends at position {head}.\n"));
-        table(&pairs, options.output).print();
-        for line in waiting(&pairs, options.output) {
-            note(format_args!("\n{line}"));
+        print_escaped(format_args!("The log ends at position {head}.\n"));
+        table(&subscriptions, options.output).print();
+        for line in waiting_lines(&subscriptions, options.output) {
+            eprint_escaped(format_args!("\n{line}"));
         }
-        if let Some(first) = unreadable::of(&place, 1).await?.first() {
-            note(format_args!(
-                "\nPublishers passed over events that cannot be read, the last at position {}: `outbox log unreadable` lists them.",
+        if let Some(first) = unreadable::of(&target, 1).await?.first() {
+            eprint_escaped(format_args!(
+                "\nPublishers skipped unreadable events, the last one at position {}: `outbox log unreadable` lists them.",
                 first.position
             ));
         }
@@ -302,95 +318,99 @@ async fn look(options: Look, lag_only: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn set(options: Set, pause: bool) -> Result<ExitCode> {
-    let place = options.tables.open().await?;
-    let (admin, publisher) = (place.log_admin(), options.publisher.as_str());
+async fn set_paused(options: LogPauseArgs, pause: bool) -> Result<ExitCode> {
+    let target = options.tables.open().await?;
+    let (admin, publisher) = (target.log_admin(), options.publisher.as_str());
     let action = if pause { "publisher.pause" } else { "publisher.resume" };
-    let target =
+    let audit_target =
         options.topic.as_ref().map_or_else(|| publisher.to_owned(), |topic| format!("{topic}/{publisher}"));
-    let audit = place.begin_audit(action, target, None).await?;
+    let audit = target.begin_audit(action, audit_target, None).await?;
     let change = async {
-        let pairs = match (pause, options.topic.as_deref()) {
+        let subscriptions = match (pause, options.topic.as_deref()) {
             (true, None) => admin.pause(publisher).await?,
             (true, Some(topic)) => admin.pause_in(topic, publisher).await.map(|()| 1)?,
             (false, None) => admin.resume(publisher).await?,
             (false, Some(topic)) => admin.resume_in(topic, publisher).await.map(|()| 1)?,
         };
-        Ok((pairs, ()))
+        Ok((subscriptions, ()))
     };
     match audit.carry_out(change, outbox::Error::to_string).await {
-        Ok((pairs, ())) => {
-            let (word, publisher) = (if pause { "PAUSED" } else { "ACTIVE" }, Escaped(publisher));
-            say(format_args!("{publisher} is {word} in {}.", counted(pairs, "topic")));
+        Ok((subscriptions, ())) => {
+            let (status, publisher) = (if pause { "PAUSED" } else { "ACTIVE" }, Escaped(publisher));
+            print_escaped(format_args!("{publisher} is {status} in {}.", counted(subscriptions, "topic")));
             Ok(ExitCode::SUCCESS)
         }
-        Err(error) => unknown(&place, error),
+        Err(error) => not_found(&target, error),
     }
 }
 
-async fn reset(options: Reset) -> Result<ExitCode> {
-    let to = To::parse(&options.to)?;
-    let place = options.tables.open().await?;
-    let (admin, topic, publisher) = (place.log_admin(), options.topic.as_str(), options.publisher.as_str());
+async fn reset(options: LogResetArgs) -> Result<ExitCode> {
+    let to = ResetTarget::parse(&options.to)?;
+    let target = options.tables.open().await?;
+    let (admin, topic, publisher) = (target.log_admin(), options.topic.as_str(), options.publisher.as_str());
     let before = match admin.pair(topic, publisher).await {
-        Ok(pair) => pair.position,
-        Err(error) => return unknown(&place, error),
+        Ok(subscription) => subscription.position,
+        Err(error) => return not_found(&target, error),
     };
-    let log = log_of(&place)?;
+    let log = event_log(&target)?;
     let position = match to {
-        To::Position(position) => position,
-        To::End => log.head().await.map_err(|error| place.explain(error))?,
-        To::Time(at) => log.position_at(at).await.map_err(|error| place.explain(error))?,
+        ResetTarget::Position(position) => position,
+        ResetTarget::End => log.head().await.map_err(|error| target.explain(error))?,
+        ResetTarget::Time(at) => log.position_at(at).await.map_err(|error| target.explain(error))?,
     };
     let details = serde_json::json!({"to": options.to, "position": position.get(), "before": before.get()});
-    let audit = place.begin_audit("publisher.reset", format!("{topic}/{publisher}"), Some(details)).await?;
+    let audit = target.begin_audit("publisher.reset", format!("{topic}/{publisher}"), Some(details)).await?;
     let change = async { admin.reset(topic, publisher, position).await.map(|()| (1, ())) };
     if let Err(error) = audit.carry_out(change, outbox::Error::to_string).await {
-        return unknown(&place, error);
+        return not_found(&target, error);
     }
     let moved = position.get().abs_diff(before.get());
     let what = match position.cmp(&before) {
         std::cmp::Ordering::Less => format!("{} will be published again", counted(moved, "position")),
-        std::cmp::Ordering::Equal => "it stood there already".to_owned(),
+        std::cmp::Ordering::Equal => "no change".to_owned(),
         std::cmp::Ordering::Greater => format!("{} will not be published", counted(moved, "position")),
     };
     let (topic, publisher) = (Escaped(topic), Escaped(publisher));
-    say(format_args!("{topic}/{publisher} goes on after position {position} (it was at {before}): {what}."));
+    print_escaped(format_args!(
+        "{topic}/{publisher} continues after position {position} (was {before}): {what}."
+    ));
     Ok(ExitCode::SUCCESS)
 }
 
-/// A pair that nobody knows is nothing found; everything else is a failure.
-fn unknown(place: &Place, error: outbox::Error) -> Result<ExitCode> {
+/// Maps an unknown subscription to exit code 3; every other error is a failure.
+fn not_found(target: &Target, error: outbox::Error) -> Result<ExitCode> {
     match error {
         outbox::Error::UnknownPair { .. } => {
-            note(format_args!("{error}\nhint: `outbox log status` lists those that there are"));
-            Ok(nothing())
+            eprint_escaped(format_args!("{error}\nhint: `outbox log status` lists topics and publishers"));
+            Ok(exit_nothing())
         }
-        error => Err(place.explain(error)),
+        error => Err(target.explain(error)),
     }
 }
 
-/// Where to set a pair.
+/// Value of `--to`.
 #[derive(Debug, PartialEq)]
-enum To {
+enum ResetTarget {
     Position(Position),
     End,
     Time(DateTime<Utc>),
 }
 
-impl To {
+impl ResetTarget {
     fn parse(text: &str) -> Result<Self> {
         if let Ok(position) = text.parse::<i64>() {
             let position = Some(position).filter(|position| *position >= 0).map(Position::new);
-            return position.map(To::Position).context(Usage("--to: positions start at 0".to_owned()));
+            return position
+                .map(ResetTarget::Position)
+                .context(Usage("--to: positions start at 0".to_owned()));
         }
         match text {
-            "start" => Ok(To::Position(Position::START)),
-            "end" => Ok(To::End),
-            _ => moment(text, Utc::now()).map(To::Time).ok_or_else(|| {
+            "start" => Ok(ResetTarget::Position(Position::START)),
+            "end" => Ok(ResetTarget::End),
+            _ => moment(text, Utc::now()).map(ResetTarget::Time).ok_or_else(|| {
                 Usage(format!(
                     "--to is {text:?}: use start, end, a position, a time such as 2026-11-16T08:00:00Z, \
-                     or how long ago, such as 2h"
+                     or an age such as 2h"
                 ))
                 .into()
             }),
@@ -403,14 +423,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pair_is_set_to_a_position_or_a_time() {
-        assert_eq!(To::parse("start").unwrap(), To::Position(Position::START));
-        assert_eq!(To::parse("end").unwrap(), To::End);
-        assert_eq!(To::parse("1234").unwrap(), To::Position(Position::new(1_234)));
-        assert!(matches!(To::parse("2026-11-16T08:00:00Z").unwrap(), To::Time(_)));
-        assert!(matches!(To::parse("2h").unwrap(), To::Time(_)));
+    fn a_subscription_is_reset_to_a_position_or_a_time() {
+        assert_eq!(ResetTarget::parse("start").unwrap(), ResetTarget::Position(Position::START));
+        assert_eq!(ResetTarget::parse("end").unwrap(), ResetTarget::End);
+        assert_eq!(ResetTarget::parse("1234").unwrap(), ResetTarget::Position(Position::new(1_234)));
+        assert!(matches!(ResetTarget::parse("2026-11-16T08:00:00Z").unwrap(), ResetTarget::Time(_)));
+        assert!(matches!(ResetTarget::parse("2h").unwrap(), ResetTarget::Time(_)));
         for wrong in ["", "-1", "middle", "2026-11-16"] {
-            assert!(To::parse(wrong).unwrap_err().downcast_ref::<Usage>().is_some(), "{wrong}");
+            assert!(ResetTarget::parse(wrong).unwrap_err().downcast_ref::<Usage>().is_some(), "{wrong}");
         }
     }
 }

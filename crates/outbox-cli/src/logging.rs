@@ -1,7 +1,7 @@
 //! Log lines on standard error.
 //!
-//! Log lines hold texts from rows: types, ids, errors that quote them. Whatever those texts are, an event of the log is one
-//! line, without control sequences for a terminal and without bidirectional controls.
+//! Log lines contain text from rows: types, ids, errors that quote them. Whatever that text is, a
+//! log event is one line without terminal control sequences and without bidirectional controls.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -19,7 +19,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::{LogFormat, Usage};
 
-/// Sends log lines to standard error.
+/// Installs a subscriber that writes log lines to standard error.
 pub(crate) fn to_stderr(filter: &str, format: LogFormat) -> Result<()> {
     let wrong = || {
         Usage(format!(
@@ -27,7 +27,7 @@ pub(crate) fn to_stderr(filter: &str, format: LogFormat) -> Result<()> {
              or a filter such as outbox=debug"
         ))
     };
-    // A single word would pass as the name of a module, and log nothing.
+    // The filter would take a single word for the name of a module, and log nothing.
     let is_word = !filter.contains(['=', ',']);
     if is_word && filter.parse::<LevelFilter>().is_err() {
         return Err(wrong().into());
@@ -55,7 +55,8 @@ where
     }
 }
 
-/// Formats the message and the fields of an event or a span as `tracing_subscriber` does, with unsafe characters escaped.
+/// Formats the message and the fields of an event or a span as `tracing_subscriber` does, with
+/// unsafe characters escaped.
 struct SafeFields;
 
 impl<'w> FormatFields<'w> for SafeFields {
@@ -75,7 +76,7 @@ struct SafeVisitor<'w> {
 impl SafeVisitor<'_> {
     fn write(&mut self, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
         let name = field.name();
-        // What the `log` facade adds is in the line already.
+        // Fields that the `log` facade adds; the line already has their values.
         if name.starts_with("log.") {
             return Ok(());
         }
@@ -101,7 +102,7 @@ impl Visit for SafeVisitor<'_> {
     }
 }
 
-/// Escapes what JSON itself leaves as it is: C1 and bidirectional controls.
+/// Escapes C1 and bidirectional controls, which JSON encoding leaves unchanged.
 struct SafeJson<W>(W);
 
 impl<'a, W: MakeWriter<'a>> MakeWriter<'a> for SafeJson<W> {
@@ -113,7 +114,7 @@ impl<'a, W: MakeWriter<'a>> MakeWriter<'a> for SafeJson<W> {
 }
 
 impl<W: Write> Write for SafeJson<W> {
-    /// Gets a whole line at once.
+    /// Is called with a whole line.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         match std::str::from_utf8(line) {
             Ok(text) => self.0.write_all(escape_json(text).as_bytes())?,
@@ -137,9 +138,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<Vec<u8>>>);
+    struct Buffer(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Kept {
+    impl Write for Buffer {
         fn write(&mut self, line: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().write(line)
         }
@@ -149,20 +150,20 @@ mod tests {
         }
     }
 
-    /// The log of one event whose texts are all this one.
+    /// Returns the output for one log event in which every text is this one.
     fn logged(format: LogFormat, text: &str) -> String {
-        let kept = Kept::default();
-        let writer = kept.clone();
+        let buffer = Buffer::default();
+        let writer = buffer.clone();
         let subscriber = subscriber(EnvFilter::new("trace"), format, false, move || writer.clone());
         tracing::subscriber::with_default(subscriber, || {
             let span = tracing::error_span!("handle", event = %text, later = tracing::field::Empty);
             span.record("later", text);
             let error: &(dyn std::error::Error + 'static) = &io::Error::other(text.to_owned());
             span.in_scope(|| {
-                tracing::error!(event = %text, event_type = ?text, reason = text, error, "it says {text}");
+                tracing::error!(event = %text, event_type = ?text, reason = text, error, "message {text}");
             });
         });
-        String::from_utf8(kept.0.lock().unwrap().clone()).unwrap()
+        String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap()
     }
 
     fn hostile() -> impl Strategy<Value = String> {
@@ -183,7 +184,7 @@ mod tests {
         fn whatever_a_row_holds_an_event_is_one_safe_line(text in hostile()) {
             for format in [LogFormat::Text, LogFormat::Json] {
                 let log = logged(format, &text);
-                let line = log.strip_suffix('\n').expect("it ends");
+                let line = log.strip_suffix('\n').expect("the line ends");
                 prop_assert!(!line.contains(is_unsafe), "{line:?}");
                 if matches!(format, LogFormat::Json) {
                     let json: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -194,10 +195,10 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_what_it_always_said() {
+    fn a_safe_text_is_logged_unchanged() {
         let line = logged(LogFormat::Text, "order.placed");
-        let said = r#"it says order.placed event=order.placed event_type="order.placed" reason="order.placed" error=order.placed"#;
-        assert!(line.contains(said), "{line}");
+        let expected = r#"message order.placed event=order.placed event_type="order.placed" reason="order.placed" error=order.placed"#;
+        assert!(line.contains(expected), "{line}");
         assert!(line.contains(r#"handle{event=order.placed later="order.placed"}"#), "{line}");
     }
 }

@@ -1,26 +1,27 @@
 //! The `outbox` command.
 //!
-//! | file | what it is |
+//! | module | contents |
 //! | --- | --- |
-//! | `demo` | `outbox demo`: a small shop that shows and checks what an outbox promises |
+//! | `demo` | `outbox demo`: a small shop that demonstrates and verifies the guarantees of an outbox |
 //! | `migrate` | `outbox migrate`: creates or upgrades the tables |
-//! | `relay` | `outbox relay`: delivers events, as flags or a settings file say |
-//! | `check` | `outbox check`: reads a settings file and says what it understood |
+//! | `relay` | `outbox relay`: delivers events, configured by flags or a settings file |
+//! | `check` | `outbox check`: validates a settings file and prints a summary of it |
 //! | `config` | the settings file |
-//! | `send`, `events`, `dead`, `explain`, `purge`, `joins`, `nodes`, `log`, `status` | looking into an outbox, and repairing it |
-//! | `databases` | `outbox databases`: several side by side |
-//! | `completions` | `outbox completions`: for shells |
-//! | `logging` | log lines on standard error: one line each, whatever rows hold |
-//! | `database`, `open` | the `--database` setting: which kind, how it may be shown, what its errors mean; opening it |
-//! | `audit` | changes are noted before they are made, with the user of the operating system |
-//! | `which`, `age` | flags that select events; times as people write them |
-//! | `show`, `progress` | tables, JSON, colours; bars, and Ctrl-C |
+//! | `send`, `events`, `dead`, `explain`, `purge`, `joins`, `nodes`, `log`, `status` | inspection and repair of an outbox |
+//! | `databases` | `outbox databases`: the state of several databases |
+//! | `completions` | `outbox completions`: shell completions |
+//! | `logging` | log lines on standard error: one safe line per log event |
+//! | `database`, `target` | the `--database` setting: its kind, its display without secrets, hints for its errors; opening it |
+//! | `audit` | audit entries, written before a change, with the operating system's user |
+//! | `selector`, `time_args` | flags that select events; times and rates as arguments |
+//! | `output`, `progress` | tables, JSON, colours; progress bars and Ctrl-C |
 //!
-//! A new command is a file with its `Options` and a `run`, and its line in [`Command`].
+//! A new command is a module with an argument struct and a `run` function, and a variant of
+//! [`Command`].
 //!
-//! Exit codes: 0 for success, 1 for a failure, 2 for wrong usage, 3 for nothing found or nothing to do.
+//! Exit codes: 0 for success, 1 for a failure, 2 for wrong usage, 3 for nothing found or nothing to
+//! do.
 
-mod age;
 mod audit;
 mod check;
 mod completions;
@@ -36,14 +37,15 @@ mod log;
 mod logging;
 mod migrate;
 mod nodes;
-mod open;
+mod output;
 mod progress;
 mod purge;
 mod relay;
+mod selector;
 mod send;
-mod show;
 mod status;
-mod which;
+mod target;
+mod time_args;
 
 use std::fmt;
 use std::io::{IsTerminal as _, Write as _};
@@ -59,11 +61,12 @@ use outbox::escape::escape_lines;
 #[derive(Parser)]
 #[command(name = "outbox", version, after_help = EXAMPLES)]
 struct Cli {
-    /// What to log to standard error: off, error, warn, info, debug, trace, or a filter such as `outbox=debug`
+    /// Log level for standard error: off, error, warn, info, debug, trace, or a filter such as
+    /// `outbox=debug`
     #[arg(long, global = true, env = "OUTBOX_LOG", value_name = "LEVEL")]
     log: Option<String>,
 
-    /// How log lines look
+    /// Format of log lines
     #[arg(
         long,
         global = true,
@@ -80,46 +83,46 @@ struct Cli {
 
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum LogFormat {
-    /// For people
+    /// Plain text
     #[default]
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  outbox demo                                          see it work; leaves nothing behind
-  outbox migrate                                       create or upgrade the tables; DATABASE_URL says where
-  outbox relay --database sqlite:shop.db --publish stdout     deliver events, one JSON object a line
+  outbox demo                                          run a demonstration; leaves nothing behind
+  outbox migrate                                       create or upgrade the tables in DATABASE_URL
+  outbox relay --database sqlite:shop.db --publish stdout     deliver events, one JSON object per line
   outbox relay --config outbox.toml                    deliver events to brokers; see `outbox check --sample`
-  outbox status --watch                                see how it is doing
+  outbox status --watch                                show backlog, rates and relays
   outbox explain 01JD3V7Q0Z6W4T0M1S2K8N5R9X            why an event has not been delivered yet
-  outbox dead list                                     what was given up, and why
+  outbox dead list                                     dead-lettered events and their errors
 
 Exit codes: 0 done, 1 failure, 2 wrong usage, 3 nothing found or nothing to do.
-With --json answers are one JSON object a line. Colours are for terminals, and never with NO_COLOR.";
+With --json, output is one JSON object per line. Colours are used on terminals only, and never with NO_COLOR.";
 
 #[derive(Subcommand)]
 enum Command {
-    Check(check::Options),
-    Demo(demo::Options),
-    Migrate(migrate::Options),
-    Relay(relay::Options),
-    Send(send::Options),
-    Status(status::Options),
-    Events(events::Options),
-    Dead(dead::Options),
-    Explain(explain::Options),
-    Purge(purge::Options),
-    Joins(joins::Options),
-    Nodes(nodes::Options),
-    Log(log::Options),
-    Databases(databases::Options),
-    Completions(completions::Options),
+    Check(check::CheckArgs),
+    Demo(demo::DemoArgs),
+    Migrate(migrate::MigrateArgs),
+    Relay(relay::RelayArgs),
+    Send(send::SendArgs),
+    Status(status::StatusArgs),
+    Events(events::EventsArgs),
+    Dead(dead::DeadArgs),
+    Explain(explain::ExplainArgs),
+    Purge(purge::PurgeArgs),
+    Joins(joins::JoinsArgs),
+    Nodes(nodes::NodesArgs),
+    Log(log::LogArgs),
+    Databases(databases::DatabasesArgs),
+    Completions(completions::CompletionsArgs),
 }
 
-/// The user asked for something that cannot be: exit code 2, with the usage of the command.
+/// Wrong usage of a command: exit code 2, printed with the usage of the command.
 #[derive(Debug)]
 pub(crate) struct Usage(pub(crate) String);
 
@@ -152,36 +155,36 @@ impl Command {
         }
     }
 
-    /// What is logged unless `--log` says otherwise.
+    /// Default log filter, used without `--log`.
     fn log(&self) -> &'static str {
         match self {
-            // Its handlers fail on purpose: those lines are for people who ask for them.
+            // The demo's handlers fail on purpose: their errors are logged only on request.
             Command::Demo(_) => "off",
-            // Not a line for each event.
+            // Without a line per event.
             Command::Relay(_) => "info,outbox::events=warn",
             _ => "warn",
         }
     }
 }
 
-/// There was nothing to find, or nothing to do.
-pub(crate) fn nothing() -> ExitCode {
+/// Exit code 3: nothing found, or nothing to do.
+pub(crate) fn exit_nothing() -> ExitCode {
     ExitCode::from(3)
 }
 
-/// Prints lines of text, which may hold texts from rows: unsafe characters are escaped. A reader that has gone away, as in
-/// `outbox … | head`, is not a failure of ours.
-pub(crate) fn say(text: impl fmt::Display) {
-    say_as_is(escape_lines(&text.to_string()));
+/// Prints lines to standard output with unsafe characters escaped, because they may contain text
+/// from rows. A closed pipe, as in `outbox … | head`, is not an error.
+pub(crate) fn print_escaped(text: impl fmt::Display) {
+    print_raw(escape_lines(&text.to_string()));
 }
 
-/// Prints what is safe already: tables with their colours, JSON.
-pub(crate) fn say_as_is(text: impl fmt::Display) {
+/// Prints output that is already escaped: tables with colours, JSON.
+pub(crate) fn print_raw(text: impl fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-/// Prints lines of text to standard error, as [`say`] does to standard output.
-pub(crate) fn note(text: impl fmt::Display) {
+/// Prints lines to standard error with unsafe characters escaped, like [`print_escaped`].
+pub(crate) fn eprint_escaped(text: impl fmt::Display) {
     let _ = writeln!(std::io::stderr(), "{}", escape_lines(&text.to_string()));
 }
 
@@ -195,28 +198,29 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let ran = runtime.block_on(run(cli));
-    // Not longer: a reader of standard output that has stopped reading must not keep the process.
+    let result = runtime.block_on(run(cli));
+    // Bounded: a reader of standard output that has stopped reading must not keep the process
+    // alive.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    conclude(name, ran)
+    exit_code(name, result)
 }
 
-/// The exit code. An error is told on standard error.
-fn conclude(name: &str, ran: Result<ExitCode>) -> ExitCode {
-    match ran {
+/// Returns the exit code, and prints an error to standard error.
+fn exit_code(name: &str, result: Result<ExitCode>) -> ExitCode {
+    match result {
         Ok(code) => code,
         Err(error) => match error.downcast_ref::<Usage>() {
-            Some(usage) => explain_usage(name, usage),
+            Some(usage) => exit_with_usage(name, usage),
             None => {
-                note(format_args!("error: {error:#}"));
+                eprint_escaped(format_args!("error: {error:#}"));
                 ExitCode::FAILURE
             }
         },
     }
 }
 
-/// Says what is wrong as clap does, so that all wrong usage looks the same.
-fn explain_usage(name: &str, usage: &Usage) -> ExitCode {
+/// Reports wrong usage through clap, so that all usage errors have the same format, and exits.
+fn exit_with_usage(name: &str, usage: &Usage) -> ExitCode {
     let mut cli = Cli::command();
     cli.build();
     let mut command = cli.find_subcommand_mut(name).expect("every command is known to clap");
@@ -227,17 +231,19 @@ fn explain_usage(name: &str, usage: &Usage) -> ExitCode {
     command.error(ErrorKind::InvalidValue, usage).exit()
 }
 
-/// The words of the command line. A path may be no UTF-8, at which `std::env::args` panics.
+/// Arguments of the command line, lossily decoded: `std::env::args` panics on a path that is not
+/// UTF-8.
 fn arguments() -> impl Iterator<Item = String> {
     std::env::args_os().map(|argument| argument.to_string_lossy().into_owned())
 }
 
-/// Every user of the machine sees the command lines of all processes.
+/// Warns about a database password in the arguments: every user of the machine can read the command
+/// lines of all processes.
 fn warn_of_passwords(arguments: impl IntoIterator<Item = String>) {
     if arguments.into_iter().any(|argument| database::has_password(&argument)) {
         tracing::warn!(
-            "a database password is on the command line, where every user of this machine sees it: set DATABASE_URL or use \
-             a settings file instead"
+            "a database password is on the command line, where every user of this machine can read it: set DATABASE_URL or \
+             use a settings file instead"
         );
     }
 }
@@ -250,9 +256,10 @@ async fn run(cli: Cli) -> Result<ExitCode> {
         Command::Demo(options) => demo::run(&options, cli.log.is_none()).await,
         Command::Migrate(options) => migrate::run(&options).await,
         Command::Relay(options) => {
-            // What is not a terminal keeps what it is told for long: a journal, a file, a container's log.
-            let to_people = matches!(cli.log_format, LogFormat::Text) && std::io::stderr().is_terminal();
-            relay::run(options, to_people).await
+            // Anything but a terminal may store its input: a journal, a file, a container's log. No
+            // secret is printed there.
+            let interactive = matches!(cli.log_format, LogFormat::Text) && std::io::stderr().is_terminal();
+            relay::run(options, interactive).await
         }
         Command::Send(options) => send::run(options).await,
         Command::Status(options) => status::run(options).await,

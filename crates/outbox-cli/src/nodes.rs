@@ -1,4 +1,5 @@
-//! `outbox nodes`: relays that run or have vanished, what they hold, and releasing it.
+//! `outbox nodes`: lists running and vanished relays with their leases, and releases the leases of
+//! a relay.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -12,21 +13,22 @@ use outbox::store::{EXCLUSIVE, Node, NodeId, PageAsk, Released};
 use serde::Serialize;
 
 use crate::database::Tables;
-use crate::open::Place;
-use crate::show::{Output, Table, counted, dash, json, number, short, span_of, status};
-use crate::{Usage, note, nothing, say};
+use crate::output::{Output, Table, counted, dash, json, number, short, span_of, status};
+use crate::target::Target;
+use crate::{Usage, eprint_escaped, exit_nothing, print_escaped};
 
-/// List relays and what they hold; release the leases of a relay
+/// List relays and their leases; release the leases of a relay
 ///
-/// Without a subcommand it lists. A relay announces itself every few seconds; one that stops says so, and one that was not seen
-/// for its presence (20 s unless told otherwise) has vanished: other relays release its leases.
+/// Without a subcommand, lists relays. A relay announces itself every few seconds, and signs off
+/// when it stops. A relay that was not seen for its presence time (20 s by default) has vanished:
+/// other relays release its leases.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-pub(crate) struct Options {
+pub(crate) struct NodesArgs {
     #[command(subcommand)]
-    action: Option<Action>,
+    command: Option<NodesCommand>,
 
-    // `None` if a subcommand has them.
+    // `None` if a subcommand is given: it has these arguments itself.
     #[command(flatten)]
     tables: Option<Tables>,
 
@@ -36,21 +38,21 @@ pub(crate) struct Options {
 
 const EXAMPLES: &str = "\
 Examples:
-  outbox nodes                                      relays, and how many events each holds
-  outbox nodes release relay-1                      frees what it holds, if it has vanished
-  outbox nodes release relay-1 --yes                the same if it still runs
+  outbox nodes                                      relays, and the number of events that each holds
+  outbox nodes release relay-1                      release its leases, if it has vanished
+  outbox nodes release relay-1 --yes                release its leases even if it runs
 
 Exit codes: 0 done, 1 failure, 2 wrong usage, 3 nothing found or nothing to do.";
 
 #[derive(Subcommand)]
-enum Action {
-    List(List),
-    Release(Release),
+enum NodesCommand {
+    List(NodesListArgs),
+    Release(NodesReleaseArgs),
 }
 
-/// List relays that were seen in the last day, the one that was seen last first
+/// List relays that were seen in the last day, the most recently seen first
 #[derive(Args)]
-struct List {
+struct NodesListArgs {
     #[command(flatten)]
     tables: Tables,
 
@@ -58,18 +60,19 @@ struct List {
     output: Output,
 }
 
-/// Free everything that a relay holds: its leases on events, and the leadership of the table
+/// Release everything that a relay holds: its leases on events, and the leadership of the table
 ///
-/// Those events are delivered by other relays at once. A relay that still runs can settle none of them any more, but goes on
-/// handling the events in its memory until its next renewal: they may be delivered twice, and out of the order of their keys.
+/// Other relays deliver those events at once. A relay that still runs can no longer settle them,
+/// but continues to handle the events in its memory until its next renewal: they may be delivered
+/// twice, and out of the order of their keys.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   outbox nodes release relay-1
   outbox nodes release relay-1 --yes
 
-Exit codes: 0 released, or would be, 1 failure, 2 wrong usage, 3 no such relay, or it holds nothing.")]
-struct Release {
+Exit codes: 0 released or to release, 1 failure, 2 wrong usage, 3 no such relay, or it holds nothing.")]
+struct NodesReleaseArgs {
     /// The relay's name
     #[arg(value_name = "NODE")]
     node: String,
@@ -77,57 +80,58 @@ struct Release {
     #[command(flatten)]
     tables: Tables,
 
-    /// Release it even though it runs. Without this, only say so
+    /// Release even if the relay runs. Without this, only print that it runs
     #[arg(long)]
     yes: bool,
 }
 
-pub(crate) async fn run(options: Options) -> Result<ExitCode> {
-    match (options.action, options.tables) {
-        (Some(Action::Release(options)), _) => release(options).await,
-        (Some(Action::List(List { tables, output })), _) => list(&tables, output).await,
+pub(crate) async fn run(options: NodesArgs) -> Result<ExitCode> {
+    match (options.command, options.tables) {
+        (Some(NodesCommand::Release(options)), _) => release(options).await,
+        (Some(NodesCommand::List(NodesListArgs { tables, output })), _) => list(&tables, output).await,
         (None, Some(tables)) => list(&tables, options.output).await,
         (None, None) => Err(Usage("--database (or DATABASE_URL) is missing".to_owned()).into()),
     }
 }
 
-/// A relay for programs.
+/// JSON form of a relay.
 #[derive(Serialize)]
-struct View {
+struct NodeView {
     node: String,
     state: &'static str,
     mode: String,
     version: String,
     started_at: DateTime<Utc>,
     seen_ms: u64,
-    /// Of the first thousand that are pending.
+    /// Among the first thousand pending events.
     held_events: u64,
     leads_table: bool,
     released: bool,
 }
 
-/// How many of the pending events are looked at to count those that are held: they are the oldest as a rule.
-const LOOK_AT: usize = 1_000;
+/// Number of pending events that are scanned to count held ones. Held events are usually the
+/// oldest.
+const SCAN_LIMIT: usize = 1_000;
 
-/// What nodes hold.
+/// Leases on events per node, and the leader of the table.
 struct Holdings {
     events: BTreeMap<String, u64>,
     leader: Option<NodeId>,
 }
 
 impl Holdings {
-    async fn of(place: &Place) -> Result<Self> {
-        let ask = PageAsk { limit: LOOK_AT, look_at: LOOK_AT, ..PageAsk::default() };
-        let page = place.store.page(&ask).await.map_err(|error| place.explain(error))?;
+    async fn of(target: &Target) -> Result<Self> {
+        let request = PageAsk { limit: SCAN_LIMIT, look_at: SCAN_LIMIT, ..PageAsk::default() };
+        let page = target.store.page(&request).await.map_err(|error| target.explain(error))?;
         let mut events = BTreeMap::new();
         for (holder, _) in page.rows.into_iter().filter_map(|row| row.lease) {
             *events.entry(holder.to_string()).or_insert(0) += 1;
         }
-        let leader = place.store.leader(EXCLUSIVE).await.map_err(|error| place.explain(error))?;
+        let leader = target.store.leader(EXCLUSIVE).await.map_err(|error| target.explain(error))?;
         Ok(Self { events, leader })
     }
 
-    /// A leader's name is the node's, and its life.
+    /// The leader's name is the node's name, or the node's name, a colon and the id of its run.
     fn is_leader(&self, node: &str) -> bool {
         let rest = self.leader.as_ref().and_then(|leader| leader.as_str().strip_prefix(node));
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
@@ -138,18 +142,18 @@ fn state(node: &Node) -> &'static str {
     match (node.is_running(), node.state.active) {
         (true, true) => "ACTIVE",
         (true, false) => "STANDBY",
-        // It would have said so, had it been stopped.
+        // A relay that stops signs off.
         (false, _) => "VANISHED",
     }
 }
 
 async fn list(tables: &Tables, output: Output) -> Result<ExitCode> {
-    let place = tables.open().await?;
-    let nodes = place.store.nodes().await.map_err(|error| place.explain(error))?;
-    let holdings = Holdings::of(&place).await?;
-    let views: Vec<View> = nodes
+    let target = tables.open().await?;
+    let nodes = target.store.nodes().await.map_err(|error| target.explain(error))?;
+    let holdings = Holdings::of(&target).await?;
+    let views: Vec<NodeView> = nodes
         .iter()
-        .map(|node| View {
+        .map(|node| NodeView {
             node: node.node.to_string(),
             state: state(node),
             mode: node.state.mode.clone(),
@@ -179,54 +183,57 @@ async fn list(tables: &Tables, output: Output) -> Result<ExitCode> {
         table.print();
     }
     if views.is_empty() {
-        note(format_args!("No relay was seen in the last day at {}, table {}.", place.url, place.table));
-        return Ok(nothing());
+        eprint_escaped(format_args!(
+            "No relay was seen in the last day at {}, table {}.",
+            target.url, target.table
+        ));
+        return Ok(exit_nothing());
     }
     Ok(ExitCode::SUCCESS)
 }
 
-async fn release(options: Release) -> Result<ExitCode> {
-    let place = options.tables.open().await?;
+async fn release(options: NodesReleaseArgs) -> Result<ExitCode> {
+    let target = options.tables.open().await?;
     let node = NodeId::from(options.node.trim());
-    let explain = |error| place.explain(error);
-    let nodes = place.store.nodes().await.map_err(explain)?;
+    let explain = |error| target.explain(error);
+    let nodes = target.store.nodes().await.map_err(explain)?;
     let known = nodes.iter().find(|seen| seen.node == node);
     if let Some(running) = known.filter(|node| node.is_running() && !options.yes) {
-        let held = Holdings::of(&place).await?;
+        let held = Holdings::of(&target).await?;
         let events = held.events.get(node.as_str()).copied().unwrap_or_default();
-        say(format_args!(
-            "{} runs: it was seen {} ago, and holds {}{}.",
+        print_escaped(format_args!(
+            "{} runs: it was seen {} ago and holds {}{}.",
             Escaped(&node),
             span_of(running.seen),
             counted(events, "event"),
             if held.is_leader(node.as_str()) { " and leads the table" } else { "" }
         ));
-        say(
-            "It goes on handling the events in its memory until its next renewal: if they are released now, they may be \
+        print_escaped(
+            "It continues to handle the events in its memory until its next renewal: if they are released now, they may be \
              delivered twice, and out of the order of their keys.",
         );
-        say("\nNothing was changed. To release them, add --yes");
+        print_escaped("\nNothing was changed. To release them, add --yes");
         return Ok(ExitCode::SUCCESS);
     }
     let details = known.map(|node| serde_json::json!({"running": node.is_running()}));
-    let audit = place.begin_audit("node.release", node.as_str(), details).await?;
-    let released = place.store.release_node(&node).await;
+    let audit = target.begin_audit("node.release", node.as_str(), details).await?;
+    let released = target.store.release_node(&node).await;
     match &released {
         Ok(released) => audit.finish("done", Some(released.events + u64::from(released.leadership))).await,
         Err(error) => audit.finish(&format!("failed: {error}"), None).await,
     }
     let Released { events, leadership, .. } = released.map_err(explain)?;
     if events == 0 && !leadership {
-        note(format_args!(
+        eprint_escaped(format_args!(
             "{} holds nothing in {}, table {}{}.",
             Escaped(&node),
-            place.url,
-            place.table,
+            target.url,
+            target.table,
             if known.is_none() { ", and no relay of this name was seen" } else { "" }
         ));
-        return Ok(nothing());
+        return Ok(exit_nothing());
     }
     let table = if leadership { " and the leadership of the table" } else { "" };
-    say(format_args!("Released {}{table} of {}.", counted(events, "event"), Escaped(&node)));
+    print_escaped(format_args!("Released {}{table} of {}.", counted(events, "event"), Escaped(&node)));
     Ok(ExitCode::SUCCESS)
 }

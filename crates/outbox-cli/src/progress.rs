@@ -1,11 +1,11 @@
-//! Long work: a bar for whoever watches, and a way to stop.
+//! Progress bars, and Ctrl-C for long operations.
 
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar on standard error, if that is a terminal.
+/// Creates a progress bar on standard error; hidden if that is not a terminal.
 pub(crate) fn bar(total: u64, done: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -18,25 +18,26 @@ pub(crate) fn bar(total: u64, done: &str) -> ProgressBar {
     bar
 }
 
-/// Ctrl-C: from the first moment on, so that no batch is cut off half way.
+/// Receiver of Ctrl-C. Created before the work begins, so that Ctrl-C does not interrupt a batch.
 pub(crate) struct Interrupt(tokio::sync::watch::Receiver<bool>);
 
 impl Interrupt {
     pub(crate) fn listen() -> Self {
-        let (said, heard) = tokio::sync::watch::channel(false);
+        let (sender, receiver) = tokio::sync::watch::channel(false);
         tokio::spawn(async move {
             if tokio::signal::ctrl_c().await.is_ok() {
-                let _ = said.send(true);
+                let _ = sender.send(true);
             }
-            // Held on to: a sender that is gone would look like a word said.
+            // Keeps the sender alive: a dropped sender would make `wait` return early.
             std::future::pending::<()>().await;
         });
-        Self(heard)
+        Self(receiver)
     }
 
-    /// Waits that long, and says whether it was told to stop, before or meanwhile.
-    pub(crate) async fn within(&mut self, time: Duration) -> bool {
-        let told = self.0.wait_for(|told| *told);
-        tokio::time::timeout(time, told).await.is_ok_and(|told| told.is_ok()) || *self.0.borrow()
+    /// Waits for this time, or until Ctrl-C. Returns whether Ctrl-C was received, before or
+    /// meanwhile.
+    pub(crate) async fn wait(&mut self, time: Duration) -> bool {
+        let stopped = self.0.wait_for(|stopped| *stopped);
+        tokio::time::timeout(time, stopped).await.is_ok_and(|stopped| stopped.is_ok()) || *self.0.borrow()
     }
 }

@@ -7,16 +7,17 @@ use anyhow::{Context, Result};
 use chrono::{DateTime, Utc};
 use outbox::{Event, GLOBAL};
 
-use crate::age::Age;
 use crate::database::Tables;
-use crate::{Usage, note, nothing, say};
+use crate::time_args::Age;
+use crate::{Usage, eprint_escaped, exit_nothing, print_escaped};
 
 /// Write one event, and print its id
 ///
-/// For scripts, and for trying a relay out. Applications write events in the transaction of their change instead.
+/// For scripts, and to try out a relay. Applications write events in the transaction of their
+/// change instead.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct SendArgs {
     #[command(flatten)]
     tables: Tables,
 
@@ -36,11 +37,11 @@ pub(crate) struct Options {
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
 
-    /// The type of the aggregate that it is about
+    /// The type of the event's aggregate
     #[arg(long, value_name = "TYPE")]
     aggregate_type: Option<String>,
 
-    /// The aggregate that it is about
+    /// The id of the event's aggregate
     #[arg(long, value_name = "ID")]
     aggregate_id: Option<String>,
 
@@ -52,31 +53,31 @@ pub(crate) struct Options {
     #[arg(long, value_name = "ID")]
     correlation_id: Option<String>,
 
-    /// A header; may be given several times
+    /// A header; can be repeated
     #[arg(long = "header", value_name = "NAME=VALUE")]
     headers: Vec<String>,
 
-    /// Deliver it no sooner than after this time, such as 90s, 5m or 2d
+    /// Delay before delivery, such as 90s, 5m or 2d
     #[arg(long, value_name = "TIME")]
     after: Option<Age>,
 
-    /// Deliver it no sooner than at this time, such as 2026-11-16T08:00:00Z; a time in the past is at once
+    /// Earliest time of delivery, such as 2026-11-16T08:00:00Z; a time in the past means at once
     #[arg(long, value_name = "TIME", conflicts_with = "after", value_parser = at)]
     at: Option<DateTime<Utc>>,
 
-    /// Give it up if it is not delivered within this time
+    /// Dead-letter the event if it is not delivered within this time
     #[arg(long, value_name = "TIME")]
     expires_in: Option<Age>,
 
-    /// Write it only if no event with this deduplication key is there
+    /// Deduplication key: the event is written only if no event has this key
     #[arg(long, value_name = "KEY")]
     dedup_key: Option<String>,
 
-    /// The event's own id, instead of a fresh one
+    /// The event's id, instead of a new one
     #[arg(long, value_name = "ID")]
     id: Option<String>,
 
-    /// Print JSON for programs: one object with event_id, which is null if the deduplication key was there
+    /// Print one JSON object with event_id, which is null if an event has the deduplication key
     #[arg(long)]
     json: bool,
 }
@@ -89,33 +90,33 @@ Examples:
   outbox send --type reminder --payload '{}' --after 5m --dedup-key reminder-2026-11-16
   outbox send --type reminder --payload '{}' --at 2026-12-24T18:00:00+01:00
 
-Exit codes: 0 written, 1 failure, 2 wrong usage, 3 not written, because its deduplication key is there already.";
+Exit codes: 0 written, 1 failure, 2 wrong usage, 3 not written: an event has the deduplication key.";
 
-pub(crate) async fn run(options: Options) -> Result<ExitCode> {
+pub(crate) async fn run(options: SendArgs) -> Result<ExitCode> {
     let event = event(&options)?;
-    let place = options.tables.open().await?;
-    let written = place.store.insert(&[event]).await.map_err(|error| place.explain(error))?;
+    let target = options.tables.open().await?;
+    let written = target.store.insert(&[event]).await.map_err(|error| target.explain(error))?;
     let id = written.first();
     if options.json {
-        crate::show::json(&serde_json::json!({ "event_id": id }))?;
+        crate::output::json(&serde_json::json!({ "event_id": id }))?;
     }
     let Some(id) = id else {
-        note("Not written: an event with this deduplication key is there already.");
-        return Ok(nothing());
+        eprint_escaped("Not written: an event with this deduplication key exists already.");
+        return Ok(exit_nothing());
     };
     if !options.json {
-        say(id);
+        print_escaped(id);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn event(options: &Options) -> Result<Event> {
+fn event(options: &SendArgs) -> Result<Event> {
     let mut event = Event::new(options.event_type.as_str());
     let payload = read(&options.payload)?;
     event = match &options.content_type {
         Some(content_type) => event.bytes(content_type, payload),
         None => event.json_text(String::from_utf8(payload).map_err(|_| {
-            Usage("--payload is not UTF-8, so it is not JSON: say what it is with --content-type".to_owned())
+            Usage("--payload is not UTF-8, so it is not JSON: name its type with --content-type".to_owned())
         })?),
     };
     if let Some(id) = &options.id {
@@ -139,7 +140,7 @@ fn event(options: &Options) -> Result<Event> {
     }
     for header in &options.headers {
         let Some((name, value)) = header.split_once('=') else {
-            return Err(Usage("--header is a name and a value, as in source=cron".to_owned()).into());
+            return Err(Usage("--header needs a name and a value, as in source=cron".to_owned()).into());
         };
         event = event.header(name, value);
     }
@@ -155,7 +156,7 @@ fn event(options: &Options) -> Result<Event> {
     if let Some(key) = &options.dedup_key {
         event = event.dedup_key(key);
     }
-    // What the library refuses is something on the command line.
+    // The library checks values that come from the command line: its errors are wrong usage.
     event.build().map_err(|error| Usage(error.to_string()).into())
 }
 
@@ -169,7 +170,7 @@ fn read(payload: &str) -> Result<Vec<u8>> {
     let limit = outbox::MAX_PAYLOAD as u64 + 1;
     let mut bytes = Vec::new();
     if payload == "-" {
-        // One more than fits is enough to be told that it does not.
+        // One byte over the limit is enough for the library to refuse the payload.
         let stdin = std::io::stdin().lock().take(limit);
         std::io::BufReader::new(stdin).read_to_end(&mut bytes).context("cannot read standard input")?;
     } else if let Some(path) = payload.strip_prefix('@') {

@@ -1,4 +1,4 @@
-//! The command as its users meet it: the real binary, what it prints, its exit code.
+//! Output and exit codes of the real binary: demo, migrations, wrong usage.
 
 use std::io::{BufRead, BufReader, Read, Write as _};
 use std::net::TcpStream;
@@ -14,21 +14,21 @@ fn outbox<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>) -> 
     command
 }
 
-/// What a run came to.
-struct Ran {
+/// Exit code and output of a run.
+struct RunOutput {
     code: Option<i32>,
     out: String,
     err: String,
 }
 
-impl Ran {
+impl RunOutput {
     #[track_caller]
     fn expect(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "stdout:\n{}\nstderr:\n{}", self.out, self.err);
         self
     }
 
-    /// The number in the summary's line of this name.
+    /// Number in the line of the summary with this name.
     #[track_caller]
     fn count(&self, name: &str) -> u64 {
         let line = self.out.lines().find_map(|line| line.trim_start().strip_prefix(name));
@@ -40,14 +40,14 @@ impl Ran {
     }
 }
 
-fn run<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>) -> Ran {
+fn run<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>) -> RunOutput {
     finish(outbox(arguments))
 }
 
-fn finish(mut command: Command) -> Ran {
+fn finish(mut command: Command) -> RunOutput {
     let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    RunOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 /// The URL of a SQLite file in this folder.
@@ -55,9 +55,9 @@ fn sqlite(folder: &Path) -> String {
     format!("sqlite:{}", folder.join("test.db").display())
 }
 
-/// Every promise that the demo's summary tells of.
+/// Checks every guarantee in the demo's summary.
 #[track_caller]
-fn assert_kept(ran: &Ran, written: u64) {
+fn assert_kept(ran: &RunOutput, written: u64) {
     assert_eq!(ran.count("written (committed)"), written);
     assert_eq!(ran.count("delivered") + ran.count("dead"), written);
     for broken in ["out of order", "too early", "phantom", "lost"] {
@@ -67,7 +67,7 @@ fn assert_kept(ran: &Ran, written: u64) {
 }
 
 #[test]
-fn the_demo_delivers_what_was_committed_and_nothing_else() {
+fn the_demo_delivers_committed_events_and_nothing_else() {
     let temporary = tempfile::tempdir().unwrap();
     let mut command = outbox(["demo", "--events", "500"]);
     command.env("TMPDIR", temporary.path());
@@ -104,12 +104,13 @@ fn the_demo_logs_what_fails_to_those_who_ask() {
     assert!(ran.err.contains("ERROR"), "{}", ran.err);
 }
 
-/// Starts a demo that does not end by itself, and waits until it has begun to deliver.
+/// Starts a demo without an end, and waits until it delivers events.
 fn endless_demo(arguments: &[&str]) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = outbox(["demo"].iter().chain(arguments)).stdout(Stdio::piped()).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
-    // A line begins with its second, ` 1 s`, and the numbers of written and delivered events.
+    // A line begins with the elapsed seconds, ` 1 s`, and the numbers of written and delivered
+    // events.
     let delivers = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
         [second, "s", _, delivered, ..] => second.parse::<u64>().is_ok() && delivered != "0",
         _ => false,
@@ -123,19 +124,19 @@ fn endless_demo(arguments: &[&str]) -> (Child, BufReader<std::process::ChildStdo
 
 #[cfg(unix)]
 #[test]
-fn an_interrupted_demo_delivers_the_rest_and_sums_up() {
+fn an_interrupted_demo_delivers_the_rest_and_prints_its_summary() {
     let (mut child, mut out) = endless_demo(&[]);
     let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(killed.success());
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();
-    let ran = Ran { code: child.wait().unwrap().code(), out: rest, err: String::new() }.expect(0);
+    let ran = RunOutput { code: child.wait().unwrap().code(), out: rest, err: String::new() }.expect(0);
     let written = ran.count("written (committed)");
     assert!(written > 0);
     assert_kept(&ran, written);
 }
 
-/// The first line of the answer to a request of a client without a browser.
+/// First line of the response to a GET request.
 fn answer(address: &str, path: &str, token: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(
@@ -149,17 +150,17 @@ fn answer(address: &str, path: &str, token: &str) -> String {
 }
 
 #[test]
-fn the_demo_serves_its_dashboard_to_whoever_has_the_link() {
+fn the_demo_serves_its_dashboard_with_the_token_of_its_link() {
     let mut child = outbox(["demo"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     while !line.starts_with("Dashboard: ") {
         line.clear();
-        assert_ne!(out.read_line(&mut line).unwrap(), 0, "it says where the dashboard is");
+        assert_ne!(out.read_line(&mut line).unwrap(), 0, "the address of the dashboard is printed");
     }
     let link = line.trim().strip_prefix("Dashboard: http://").unwrap();
     let (address, token) = link.split_once("/#token=").unwrap();
-    assert!(answer(address, "/", "").contains(" 200 "), "the page itself holds nothing");
+    assert!(answer(address, "/", "").contains(" 200 "), "the page itself contains no data");
     assert!(answer(address, "/api/outbox/overview", "").contains(" 401 "));
     assert!(answer(address, "/api/outbox/overview", token).contains(" 200 "));
     child.kill().unwrap();
@@ -170,7 +171,7 @@ fn the_demo_serves_its_dashboard_to_whoever_has_the_link() {
 }
 
 #[test]
-fn what_a_killed_demo_has_left_is_not_touched_without_being_asked() {
+fn the_tables_of_a_killed_demo_are_dropped_only_with_fresh() {
     let folder = tempfile::tempdir().unwrap();
     let url = sqlite(folder.path());
     let (mut child, _out) = endless_demo(&["--database", &url]);
@@ -184,7 +185,7 @@ fn what_a_killed_demo_has_left_is_not_touched_without_being_asked() {
     assert_eq!(left_in(&url), Vec::<String>::new());
 }
 
-/// The names of everything in a database that a demo has made.
+/// Names of all objects of the demo in a database.
 fn left_in(url: &str) -> Vec<String> {
     const SQLITE: &str = "SELECT name FROM sqlite_master WHERE name LIKE 'outbox_demo%'";
     const POSTGRES: &str = "SELECT relname::text FROM pg_class WHERE relname LIKE 'outbox_demo%' \
@@ -207,7 +208,7 @@ fn left_in(url: &str) -> Vec<String> {
         .unwrap()
 }
 
-/// The demo on the server that this variable names.
+/// Runs the demo on the server in this environment variable.
 fn demo_on_server(variable: &str, required: bool) {
     let Ok(url) = std::env::var(variable) else {
         let required = required && std::env::var("OUTBOX_TEST_REQUIRE").is_ok_and(|value| value == "1");
@@ -217,7 +218,7 @@ fn demo_on_server(variable: &str, required: bool) {
     };
     let ran = run(["demo", "--events", "500", "--fresh", "--database", &url]).expect(0);
     assert_kept(&ran, 500);
-    // The tables are gone, or this would not be let in.
+    // Fails if the tables of the first run still exist.
     run(["demo", "--events", "10", "--database", &url]).expect(0);
     assert_eq!(left_in(&url), Vec::<String>::new());
 }
@@ -297,7 +298,7 @@ fn a_printed_script_makes_tables_that_are_up_to_date() {
 }
 
 #[test]
-fn a_wrong_url_is_wrong_usage_and_is_told_without_its_password() {
+fn a_wrong_url_is_wrong_usage_and_its_password_is_not_shown() {
     for url in ["postgers://ada:PASS@db/shop", "ada:PASS@db/shop", "postgres:ada:PASS@db/shop"] {
         let url = url.replace("PASS", SECRET);
         for command in ["migrate", "demo"] {
@@ -309,7 +310,7 @@ fn a_wrong_url_is_wrong_usage_and_is_told_without_its_password() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_told_at_once_and_without_its_password() {
+fn an_unreachable_server_is_reported_at_once_without_its_password() {
     // Bound and not listening: refuses connections, and keeps the port from other processes.
     let held = tokio::net::TcpSocket::new_v4().unwrap();
     held.bind(([127, 0, 0, 1], 0).into()).unwrap();
@@ -333,7 +334,7 @@ fn a_password_that_breaks_the_url_is_not_shown() {
 }
 
 #[test]
-fn a_file_that_cannot_be_opened_is_told_with_what_to_do() {
+fn a_file_that_cannot_be_opened_is_reported_with_a_hint() {
     let folder = tempfile::tempdir().unwrap();
     let ran = run(["migrate", "--database", &sqlite(&folder.path().join("missing"))]).expect(1);
     assert!(ran.err.contains("folder"), "{}", ran.err);
@@ -356,10 +357,10 @@ fn wrong_names_and_values_are_wrong_usage() {
     }
 }
 
-/// File names of Unix are bytes.
+/// On Unix, file names are bytes.
 #[cfg(unix)]
 #[test]
-fn an_argument_that_is_no_utf8_is_told_like_any_other() {
+fn an_argument_that_is_not_utf8_is_reported_like_any_other() {
     use std::os::unix::ffi::OsStrExt as _;
 
     let odd = std::ffi::OsStr::from_bytes(b"/no/such\xff.toml");

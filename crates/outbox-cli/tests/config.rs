@@ -1,4 +1,4 @@
-//! `outbox check` as its users meet it.
+//! Output and exit codes of `outbox check`.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -104,7 +104,7 @@ fn a_bad_file_is_told_line_by_line_and_exits_with_one() {
     );
 }
 
-/// A value that is not UTF-8 is told by the name of its variable, and not shown.
+/// A value that is not UTF-8 is reported by the name of its variable, and not shown.
 #[cfg(unix)]
 #[test]
 fn a_variable_that_is_not_unicode_is_a_mistake() {
@@ -126,14 +126,15 @@ fn a_variable_that_is_not_unicode_is_a_mistake() {
 }
 
 #[test]
-fn what_is_odd_is_told_and_is_no_failure() {
+fn a_suspicious_setting_is_a_warning_and_no_failure() {
     let folder = tempfile::tempdir().unwrap();
     let file = write(folder.path(), &format!("{GOOD}[[routes]]\ntype = \"late\"\nto = \"orders\"\n"));
     let checked = check(&["--config", &file], &[("SHOP_PASSWORD", "s3cret")]);
     assert_eq!(checked.status.code(), Some(0));
-    let told =
-        format!("warning: {file}:21:6: no event comes to this route: the one on line 18 takes them all\n");
-    assert_eq!(err(&checked), told);
+    let warning = format!(
+        "warning: {file}:21:6: this route is never reached: the route on line 18 matches all events\n"
+    );
+    assert_eq!(err(&checked), warning);
 }
 
 #[test]
@@ -162,9 +163,9 @@ fn connecting_tells_what_is_there_and_what_is_not() {
     assert_eq!(checked.status.code(), Some(1));
     assert!(out(&checked).contains("outbox migrate"), "{}", out(&checked));
     let reason = format!("cannot open {}: No such file or directory", at("no/such/folder/x"));
-    let said = format!("publisher lines (file): not available: {reason}");
-    assert!(out(&checked).contains(&said), "{}", out(&checked));
-    // A relay that migrates needs no tables to start.
+    let expected = format!("publisher lines (file): not available: {reason}");
+    assert!(out(&checked).contains(&expected), "{}", out(&checked));
+    // A relay that migrates at start does not need the tables.
     let migrates = format!("migrate = true\n{}", text(&at("x")));
     let checked = check(&["--config", &write(folder.path(), &migrates), "--connect"], &[]);
     assert_eq!(checked.status.code(), Some(0), "{}{}", out(&checked), err(&checked));
@@ -181,7 +182,7 @@ fn connecting_tells_what_is_there_and_what_is_not() {
 }
 
 #[test]
-fn a_file_is_needed_and_one_that_is_not_there_is_named() {
+fn a_settings_file_is_required_and_a_missing_one_is_named() {
     assert_eq!(check(&[], &[]).status.code(), Some(2));
     let checked = check(&["--config", "/no/such/file.toml"], &[]);
     assert_eq!(checked.status.code(), Some(1));

@@ -1,4 +1,4 @@
-//! The daemon and a Kafka-compatible broker that crashes. `cargo xtask kafka` builds the broker.
+//! The daemon with a Kafka-compatible broker that crashes. `cargo xtask kafka` builds the broker.
 #![cfg(feature = "kafka")]
 
 mod daemons;
@@ -6,7 +6,7 @@ mod daemons;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use daemons::Place;
+use daemons::TestDir;
 use outbox::{Event, Outbox};
 use outbox_testbed::{Plan, Server};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
@@ -19,7 +19,7 @@ const PARTITIONS: i32 = 4;
 const KEYS: u64 = 7;
 const EVENTS: u64 = 400;
 
-/// How to reach the broker, as a client other than the daemon.
+/// Client configuration of the test for the broker.
 fn client(tansu: &Server) -> ClientConfig {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", format!("127.0.0.1:{}", tansu.port()));
@@ -33,7 +33,8 @@ async fn create_topic(tansu: &Server) {
     assert_eq!(created, [Ok("orders".to_owned())]);
 }
 
-/// The numbers of each key, in their order, until there are so many different ones.
+/// Reads messages until there are `count` different numbers. Returns the numbers of each key in
+/// order.
 fn numbers(tansu: &Server, count: usize) -> BTreeMap<String, Vec<u64>> {
     let consumer: BaseConsumer = client(tansu).set("group.id", "test").create().unwrap();
     let mut partitions = TopicPartitionList::new();
@@ -54,7 +55,7 @@ fn numbers(tansu: &Server, count: usize) -> BTreeMap<String, Vec<u64>> {
     found
 }
 
-/// Waits until so many events are delivered.
+/// Waits until this many events are delivered.
 async fn done(outbox: &Outbox<sqlx::Sqlite>, count: u64) {
     while outbox.admin().stats().await.unwrap().done < count {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -69,14 +70,14 @@ async fn everything_gets_to_a_broker_that_crashes_in_order_per_key() {
     }
     let mut tansu = plan.start();
     create_topic(&tansu).await;
-    let place = Place::new();
-    let outbox = place.outbox("shop.db").await;
-    let config = place.config(&format!(
+    let dir = TestDir::new();
+    let outbox = dir.outbox("shop.db").await;
+    let config = dir.config(&format!(
         "[database]\nurl = \"sqlite:{{}}/shop.db\"\n[poller]\ninterval = \"100ms\"\nbatch-size = 20\n\
          [publishers.orders.kafka]\nbrokers = \"127.0.0.1:{}\"\ntopic = \"orders\"\n[[routes]]\nto = \"orders\"\n",
         tansu.port()
     ));
-    let relay = place.relay("relay", &config, &[]);
+    let relay = dir.relay("relay", &config, &[]);
     let write = async |numbers: std::ops::Range<u64>| {
         let event = |n: u64| Event::new("n").ordering_key(format!("k{}", n % KEYS)).json(&n);
         outbox.send_all(numbers.map(event)).await.unwrap();
@@ -85,7 +86,7 @@ async fn everything_gets_to_a_broker_that_crashes_in_order_per_key() {
     done(&outbox, 1).await;
     tansu.kill();
     write(EVENTS / 2..EVENTS).await;
-    relay.says("destination unavailable: its events wait").await;
+    relay.wait_for_log("destination unavailable: its events wait").await;
     tansu.start();
     let found = tokio::task::block_in_place(|| numbers(&tansu, EVENTS as usize));
     for (key, numbers) in found {

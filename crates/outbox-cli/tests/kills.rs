@@ -1,6 +1,6 @@
-//! A relay that is killed again and again, between PostgreSQL and NATS.
+//! A relay from PostgreSQL to NATS that is killed repeatedly.
 //!
-//! Few times by default: `OUTBOX_KILLS=50` is the whole of it.
+//! Three times by default; `OUTBOX_KILLS=50` is the full test.
 #![cfg(feature = "nats")]
 
 mod streams;
@@ -17,7 +17,8 @@ use futures_util::StreamExt as _;
 use outbox_testbed::{Plan, Server};
 use sqlx::{AssertSqlSafe, PgPool};
 
-/// What one relay may have published and not yet said so: what it has queued and in the hands of its workers.
+/// Maximum number of events that a relay may have published and not settled: its queue and the
+/// batches of its workers.
 const IN_FLIGHT: usize = 1_000 + 4 * 250;
 
 fn postgres() -> Option<String> {
@@ -30,12 +31,13 @@ fn postgres() -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_killed_relay_had_in_hand_arrives_all_the_same() {
+async fn events_in_flight_of_a_killed_relay_are_delivered() {
     let Some(url) = postgres() else { return };
     kill_and_count("kills", &url, &url).await;
 }
 
-/// The pooler's sessions outlive the relay that is killed, and what it had begun in them is rolled back.
+/// The sessions of the pooler outlive the killed relay, and the transactions of the relay in them
+/// are rolled back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_killed_relay_behind_a_pooler_had_in_hand_arrives_all_the_same() {
     let Some(url) = postgres() else { return };
@@ -45,7 +47,7 @@ async fn what_a_killed_relay_behind_a_pooler_had_in_hand_arrives_all_the_same() 
     }
 }
 
-/// Kills relays that reach their database by `url`, while events are written at `direct`.
+/// Kills relays that use the database at `url`, while events are written at `direct`.
 async fn kill_and_count(name: &str, direct: &str, url: &str) {
     let kills: usize =
         std::env::var("OUTBOX_KILLS").map_or(3, |n| n.parse().expect("OUTBOX_KILLS is a number"));
@@ -73,22 +75,22 @@ async fn kill_and_count(name: &str, direct: &str, url: &str) {
     let deadline = Instant::now() + Duration::from_secs(300);
     let left = format!("SELECT count(*) FROM {table}");
     while sqlx::query_scalar::<_, i64>(AssertSqlSafe(left.clone())).fetch_one(&pool).await.unwrap() > 0 {
-        assert!(Instant::now() < deadline, "it does not come to an end");
+        assert!(Instant::now() < deadline, "not all events were delivered in time");
         assert!(running.try_wait().unwrap().is_none(), "the relay ended");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     terminate(&running);
-    assert!(running.wait().unwrap().success(), "SIGTERM is no failure");
+    assert!(running.wait().unwrap().success(), "exit code after SIGTERM");
 
     let arrived = read(stream).await;
     let ids: BTreeSet<&String> = arrived.keys().collect();
-    assert_eq!(ids, written.iter().collect(), "all that was committed, and nothing else");
+    assert_eq!(ids, written.iter().collect(), "all committed events and nothing else");
     let again: usize = arrived.values().map(|times| times - 1).sum();
-    println!("{} events, {kills} kills: none lost, {again} came twice", written.len());
-    assert!(again <= kills * IN_FLIGHT, "{again} came twice, more than can have been in flight");
+    println!("{} events, {kills} kills: none lost, {again} repeated", written.len());
+    assert!(again <= kills * IN_FLIGHT, "{again} events repeated, more than can have been in flight");
 }
 
-/// Remembers ids for a moment only: what comes twice is to be seen.
+/// Creates a stream with a short duplicate window, so that repeated events are visible.
 async fn stream(nats: &Server) -> jetstream::stream::Stream {
     let config = Config {
         name: "kills".into(),
@@ -136,7 +138,7 @@ fn terminate(child: &Child) {
     assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
 }
 
-/// Small transactions, of which some are rolled back. Returns the ids of what was committed.
+/// Writes small transactions, and rolls some back. Returns the ids of committed events.
 async fn write(pool: PgPool, table: String, enough: Arc<AtomicBool>) -> Vec<String> {
     let mut written = Vec::new();
     let mut round = 0;
@@ -159,7 +161,7 @@ async fn write(pool: PgPool, table: String, enough: Arc<AtomicBool>) -> Vec<Stri
     written
 }
 
-/// How often each event is in the stream.
+/// Number of occurrences of each event in the stream.
 async fn read(stream: jetstream::stream::Stream) -> HashMap<String, usize> {
     let expected = stream.get_info().await.unwrap().state.messages;
     let config = jetstream::consumer::pull::OrderedConfig::default();

@@ -1,4 +1,4 @@
-//! The files in `packaging/` speak of things that exist: flags, settings, metrics, sections of the guide.
+//! The files in `packaging/` use only existing flags, settings, metrics and sections of the guide.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,7 +22,7 @@ fn outbox<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>) -> 
     command.output().unwrap()
 }
 
-/// The library's metrics, as Prometheus spells them.
+/// Documented metrics of the library, with Prometheus names.
 fn documented() -> BTreeSet<String> {
     let lines = read("crates/outbox/src/metrics.rs");
     let rows = lines.lines().filter_map(|line| line.strip_prefix("//! | `"));
@@ -57,12 +57,12 @@ fn the_dashboard_shows_every_metric_and_no_other() {
     queries(&serde_json::from_str(&dashboard).unwrap(), &mut found);
     assert!(found.len() > 10);
     assert_eq!(named_in(&found.join("\n")), documented());
-    // Also where it is no query, as in the choice of the database.
+    // Also outside of queries, as in the variable for the database.
     assert!(named_in(&dashboard).is_subset(&documented()));
 }
 
 #[test]
-fn alerts_ask_for_metrics_that_exist_and_lead_to_the_guide() {
+fn alerts_use_existing_metrics_and_link_to_the_guide() {
     let alerts = read("packaging/prometheus/alerts.yaml");
     let (named, documented) = (named_in(&alerts), documented());
     assert!(named.is_subset(&documented), "{:?}", named.difference(&documented));
@@ -81,12 +81,12 @@ fn alerts_ask_for_metrics_that_exist_and_lead_to_the_guide() {
     assert_eq!(runbooks.next(), None);
 }
 
-/// The words after the command's own name, of a line such as `ExecStart=/usr/bin/outbox relay …`.
+/// Arguments of the commands in lines such as `ExecStart=/usr/bin/outbox relay …`.
 fn commands_of_the_service() -> Vec<Vec<String>> {
     let service = read("packaging/outbox.service");
     let lines = service.lines().filter(|line| line.starts_with("Exec"));
-    let ours = lines.filter_map(|line| line.split_once("=/usr/bin/outbox ")).map(|(_, rest)| rest);
-    ours.map(|rest| rest.split_whitespace().map(str::to_owned).collect()).collect()
+    let commands = lines.filter_map(|line| line.split_once("=/usr/bin/outbox ")).map(|(_, rest)| rest);
+    commands.map(|rest| rest.split_whitespace().map(str::to_owned).collect()).collect()
 }
 
 fn command_of_the_image() -> Vec<String> {
@@ -95,9 +95,9 @@ fn command_of_the_image() -> Vec<String> {
     serde_json::from_str(command).unwrap()
 }
 
-/// Words that the command does not understand are refused before `--help` is come to.
+/// Checks arguments with `--help`: unknown ones are refused before the help is printed.
 #[track_caller]
-fn assert_understood(words: &[String]) {
+fn assert_valid(words: &[String]) {
     let ran = outbox(words.iter().map(String::as_str).chain(["--help"]));
     assert!(ran.status.success(), "{words:?}: {}", String::from_utf8_lossy(&ran.stderr));
 }
@@ -110,20 +110,20 @@ fn the_runbook_names_commands_that_exist() {
     let commands: Vec<&str> = quoted.filter_map(|code| code.strip_prefix("outbox ")).collect();
     assert!(commands.len() > 8, "{commands:?}");
     for command in commands {
-        assert_understood(&command.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+        assert_valid(&command.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
     }
 }
 
 #[test]
-fn the_service_and_the_image_start_what_can_be_started() {
+fn the_service_and_the_image_run_valid_commands() {
     let mut commands = commands_of_the_service();
-    assert_eq!(commands.len(), 2, "start, and a look at the settings before a reload: {commands:?}");
+    assert_eq!(commands.len(), 2, "the start, and a check of the settings before a reload: {commands:?}");
     commands.push(command_of_the_image());
     for words in commands {
-        assert_understood(&words);
+        assert_valid(&words);
     }
     let refused = outbox(["relay", "--no-such-flag", "--help"]);
-    assert!(!refused.status.success(), "else this test shows nothing");
+    assert!(!refused.status.success(), "otherwise this test proves nothing");
 }
 
 #[test]
@@ -138,15 +138,15 @@ fn the_service_is_stopped_and_reloaded_by_the_right_signals() {
     let sample = read("crates/outbox-cli/outbox.sample.toml");
     let drain = sample.lines().find_map(|line| line.strip_prefix("#drain-timeout = \"")).unwrap();
     let drain: u64 = drain.trim_end_matches("s\"").parse().unwrap();
-    assert!(stop >= 4 * drain, "it is killed after {stop} s, and drains for {drain} s");
+    assert!(stop >= 4 * drain, "the process is killed after {stop} s, and drains for {drain} s");
 }
 
 #[test]
-fn the_settings_of_the_containers_are_good() {
+fn the_settings_of_the_containers_are_valid() {
     let file = root().join("packaging/relay.toml");
     let checked = outbox(["check".as_ref(), "--config".as_ref(), file.as_os_str()]);
-    let said =
+    let output =
         format!("{}{}", String::from_utf8_lossy(&checked.stdout), String::from_utf8_lossy(&checked.stderr));
-    assert!(checked.status.success(), "{said}");
-    assert!(!said.contains("warning"), "{said}");
+    assert!(checked.status.success(), "{output}");
+    assert!(!output.contains("warning"), "{output}");
 }

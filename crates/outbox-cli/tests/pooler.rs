@@ -1,11 +1,12 @@
-//! `outbox` behind PgBouncer in transaction mode: the commands, and a relay that keeps order while it is killed.
+//! `outbox` behind PgBouncer in transaction mode: commands, and a relay that keeps order although
+//! it is killed.
 
 mod daemons;
 
 use std::collections::HashMap;
 use std::process::Command;
 
-use daemons::{Place, until};
+use daemons::{TestDir, wait_until};
 use outbox::{Event, OutboxBuilder};
 use outbox_testbed::{Plan, Server};
 use serde_json::Value;
@@ -26,8 +27,8 @@ fn pooler() -> Option<Server> {
 fn run(url: &str, table: &str, arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_outbox"));
     let output = command.args(arguments).args(["--database", url, "--table", table]).output().unwrap();
-    let said = |bytes| String::from_utf8(bytes).unwrap();
-    let (out, err) = (said(output.stdout), said(output.stderr));
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let (out, err) = (text(output.stdout), text(output.stderr));
     assert!(output.status.success(), "{arguments:?}: {out}{err}");
     out
 }
@@ -47,11 +48,12 @@ path = "{}/lines.jsonl"
 to = "lines"
 "#;
 
-/// The keys and numbers of the events that arrived, each once: what a killed relay had in hand may come twice.
-fn arrived(place: &Place) -> HashMap<String, Vec<u64>> {
-    let text = std::fs::read_to_string(place.path("lines.jsonl")).unwrap_or_default();
+/// Numbers of the events that arrived, by key and without repetitions: events in flight of a killed
+/// relay may be repeated.
+fn arrived(dir: &TestDir) -> HashMap<String, Vec<u64>> {
+    let text = std::fs::read_to_string(dir.path("lines.jsonl")).unwrap_or_default();
     let mut arrived: HashMap<String, Vec<u64>> = HashMap::new();
-    // The last line may be half written by a relay that was killed.
+    // A killed relay may have written a part of the last line.
     for event in text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
         let number = event["payload"].as_u64().unwrap();
         let key = event["key"].as_str().unwrap().to_owned();
@@ -70,32 +72,32 @@ async fn a_relay_behind_a_pooler_delivers_in_order_though_it_is_killed() {
     assert!(run(&url, &table, &["migrate"]).contains("migrated to version"));
     assert!(run(&url, &table, &["migrate"]).contains("is already at version"));
 
-    let place = Place::new();
-    let config = place.config(&SETTINGS.replace("URL", &url).replace("TABLE", &table));
+    let dir = TestDir::new();
+    let config = dir.config(&SETTINGS.replace("URL", &url).replace("TABLE", &table));
     let outbox = OutboxBuilder::new().table(&table).postgres(&url).await.unwrap();
-    let mut relay = place.relay("relay", &config, &[]);
+    let mut relay = dir.relay("relay", &config, &[]);
     for number in 0..ROUNDS {
         let event = |key| Event::new("order.placed").json(&number).ordering_key(format!("k{key}"));
         outbox.send_all((0..KEYS).map(event)).await.unwrap();
         if number % 20 == 10 {
-            let before = arrived(&place).values().map(Vec::len).sum::<usize>();
-            let more = || arrived(&place).values().map(Vec::len).sum::<usize>() > before;
-            until("it delivers", more, || relay.log()).await;
+            let before = arrived(&dir).values().map(Vec::len).sum::<usize>();
+            let more = || arrived(&dir).values().map(Vec::len).sum::<usize>() > before;
+            wait_until("it delivers", more, || relay.log()).await;
             relay.signal("KILL");
-            relay.ended().await;
-            relay = place.relay(&format!("relay{number}"), &config, &[]);
+            relay.wait_for_exit().await;
+            relay = dir.relay(&format!("relay{number}"), &config, &[]);
         }
     }
     let all = |numbers: &Vec<u64>| numbers.len() == ROUNDS as usize;
-    let there = || arrived(&place).values().filter(|numbers| all(numbers)).count() == KEYS as usize;
-    until("all are delivered", there, || relay.log()).await;
-    for (key, numbers) in arrived(&place) {
+    let there = || arrived(&dir).values().filter(|numbers| all(numbers)).count() == KEYS as usize;
+    wait_until("all are delivered", there, || relay.log()).await;
+    for (key, numbers) in arrived(&dir) {
         assert!(numbers.is_sorted(), "{key}: {numbers:?}");
     }
     let (status, log) = relay.stop().await;
     assert_eq!(status.code(), Some(0), "{log}");
     assert!(log.contains("behind a pooler in transaction mode"), "{log}");
-    assert_eq!(log.matches("behind a pooler").count(), 1, "it is said once: {log}");
+    assert_eq!(log.matches("behind a pooler").count(), 1, "logged once: {log}");
 
     let status: Value = serde_json::from_str(&run(&url, &table, &["status", "--json"])).unwrap();
     assert!(status.to_string().contains(&(KEYS * ROUNDS).to_string()), "{status}");

@@ -1,6 +1,7 @@
-//! The recipes do what they say: the real programs, against a real database, and the relay delivers what they wrote.
+//! The recipes work: the real programs write to a real database, and the relay delivers their
+//! events.
 //!
-//! Drivers come from PyPI and npm, into a folder below `target/` that is used again.
+//! Drivers come from PyPI and npm, into a folder below `target/` that is reused.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read as _};
@@ -17,23 +18,23 @@ fn recipe(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes").join(path)
 }
 
-/// Says that a test is left out; with `OUTBOX_TEST_REQUIRE=1` it fails.
-fn left_out(why: &str) {
+/// Prints that a test is skipped; with `OUTBOX_TEST_REQUIRE=1` the test fails.
+fn skip(why: &str) {
     let required = std::env::var("OUTBOX_TEST_REQUIRE").is_ok_and(|value| value == "1");
     assert!(!required, "{why}, and OUTBOX_TEST_REQUIRE=1 asks for it");
-    println!("left out: {why}");
+    println!("skipped: {why}");
 }
 
-/// The address of a server, or that the test is left out.
+/// URL of a server; `None` if the test is skipped.
 fn server(variable: &str) -> Option<String> {
     let url = std::env::var(variable).ok();
     if url.is_none() {
-        left_out(&format!("{variable} is not set"));
+        skip(&format!("{variable} is not set"));
     }
     url
 }
 
-/// Runs it to a good end; what it printed.
+/// Runs a command, and returns its standard output if it succeeds.
 fn run(command: &mut Command) -> Result<String, String> {
     let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{command:?}: {error}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -51,14 +52,14 @@ fn outbox(arguments: &[&str], url: &str) -> Command {
     command
 }
 
-/// The same server, and a database of this name.
+/// URL of another database on the same server.
 fn sibling(url: &str, database: &str) -> String {
     let (server, _) = url.rsplit_once('/').expect("a URL ends with the name of its database");
     format!("{server}/{database}")
 }
 
-/// A folder with what a recipe needs, made once for each list of it.
-fn kitchen(
+/// Folder with the dependencies of a recipe, installed again if the list of dependencies changes.
+fn install_dir(
     name: &str,
     list: &Path,
     install: impl FnOnce(&Path) -> Result<(), String>,
@@ -71,14 +72,14 @@ fn kitchen(
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
     install(&folder)?;
-    // Last: a folder with it is whole.
+    // Written last: marks the folder as complete.
     fs::write(stamp, wanted).unwrap();
     Ok(folder)
 }
 
 fn python() -> Result<PathBuf, String> {
     let list = recipe("python/requirements.txt");
-    let folder = kitchen("python", &list, |folder| {
+    let folder = install_dir("python", &list, |folder| {
         run(Command::new("python3").args(["-m", "venv"]).arg(folder))?;
         let mut install = Command::new(folder.join("bin/python"));
         install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"]);
@@ -87,11 +88,11 @@ fn python() -> Result<PathBuf, String> {
     Ok(folder.join("bin/python"))
 }
 
-/// The folder in which the program finds its driver.
+/// Folder with the driver of the Node.js recipe.
 fn node() -> Result<PathBuf, String> {
     let list = recipe("node/package.json");
     run(Command::new("node").arg("--version"))?;
-    kitchen("node", &list, |folder| {
+    install_dir("node", &list, |folder| {
         fs::copy(&list, folder.join("package.json")).unwrap();
         let mut install = Command::new("npm");
         install.args([
@@ -106,7 +107,8 @@ fn node() -> Result<PathBuf, String> {
     })
 }
 
-/// What every recipe has written, as it is delivered: two orders in their order, and two events of the log.
+/// Checks that the events of a recipe are delivered: two orders in order, and two events of the
+/// log.
 async fn is_delivered(url: &str) {
     let mut relay = outbox(&["relay", "--publish", "stdout", "--mode", "ordered", "--topic", "all"], url)
         .stdin(Stdio::null())
@@ -150,7 +152,7 @@ async fn is_delivered(url: &str) {
     assert_eq!((stats.done, stats.new), (2, 2), "the two reviews wait: {stats:?}");
 }
 
-/// A database of its own on PostgreSQL, with the tables in it.
+/// A new database on PostgreSQL, with the outbox's tables.
 struct Shop {
     admin: PgConnection,
     name: String,
@@ -179,20 +181,23 @@ impl Shop {
     }
 }
 
-/// Has the program write, and looks at what arrives.
+/// Runs the program, and checks the delivered events.
 async fn on_postgres<P>(
     name: &str,
-    kitchen: Result<P, String>,
-    cook: impl FnOnce(&P, &str) -> Result<String, String>,
+    installed: Result<P, String>,
+    run_recipe: impl FnOnce(&P, &str) -> Result<String, String>,
 ) {
-    let kitchen = match kitchen {
-        Ok(kitchen) => kitchen,
-        Err(why) => return left_out(&why),
+    let installed = match installed {
+        Ok(installed) => installed,
+        Err(why) => return skip(&why),
     };
     let Some(shop) = Shop::open(name).await else { return };
-    let said = tokio::task::block_in_place(|| cook(&kitchen, &shop.url)).unwrap();
-    assert!(said.contains("order 43: no money from a stolen card, so no order, and no event"), "{said}");
-    assert!(said.contains("the review of order 42 was asked for before"), "{said}");
+    let printed = tokio::task::block_in_place(|| run_recipe(&installed, &shop.url)).unwrap();
+    assert!(
+        printed.contains("order 43: no money from a stolen card, so no order, and no event"),
+        "{printed}"
+    );
+    assert!(printed.contains("the review of order 42 was asked for before"), "{printed}");
     is_delivered(&shop.url).await;
     let tomorrow = "SELECT count(*) FROM outbox_event WHERE event_type = 'order.review' \
                     AND available_at BETWEEN now() + interval '23 hours' AND now() + interval '25 hours'";
@@ -202,7 +207,7 @@ async fn on_postgres<P>(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_python_writes_is_delivered() {
+async fn events_written_by_python_are_delivered() {
     on_postgres("python", tokio::task::block_in_place(python), |python, url| {
         run(Command::new(python).arg(recipe("python/orders.py")).env("DATABASE_URL", url))
     })
@@ -210,9 +215,9 @@ async fn what_python_writes_is_delivered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_node_writes_is_delivered() {
+async fn events_written_by_node_are_delivered() {
     on_postgres("node", tokio::task::block_in_place(node), |folder, url| {
-        // Beside its driver: that is where Node looks for it.
+        // Next to the driver, where Node.js looks for it.
         fs::copy(recipe("node/orders.js"), folder.join("orders.js")).unwrap();
         run(Command::new("node").arg(folder.join("orders.js")).env("DATABASE_URL", url))
     })
@@ -224,16 +229,16 @@ fn script(name: &str) -> AssertSqlSafe<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_sql_writes_is_delivered_from_postgres() {
+async fn events_written_by_sql_are_delivered_from_postgres() {
     let Some(shop) = Shop::open("sql").await else { return };
     sqlx::raw_sql(script("postgres.sql")).execute(&mut shop.connect().await).await.unwrap();
     is_delivered(&shop.url).await;
     shop.close().await;
 }
 
-/// The guide's statement takes part in the library's lock on a key.
+/// The statement in the guide takes the same lock on a key as the library.
 #[tokio::test]
-async fn a_key_that_another_language_has_locked_is_waited_for() {
+async fn a_key_that_another_language_has_locked_blocks_a_writer() {
     let Some(shop) = Shop::open("lock").await else { return };
     let guide = fs::read_to_string(recipe("../docs/guide/recipes.md")).unwrap();
     let lock = guide.lines().find(|line| line.starts_with("SELECT pg_advisory_xact_lock")).unwrap();
@@ -252,7 +257,7 @@ async fn a_key_that_another_language_has_locked_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_sql_writes_is_delivered_from_mysql_and_mariadb() {
+async fn events_written_by_sql_are_delivered_from_mysql_and_mariadb() {
     for (variable, required) in [("OUTBOX_TEST_MARIADB", true), ("OUTBOX_TEST_MYSQL", false)] {
         if !required && std::env::var(variable).is_err() {
             continue;
@@ -274,7 +279,7 @@ async fn what_sql_writes_is_delivered_from_mysql_and_mariadb() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_sql_writes_is_delivered_from_sqlite() {
+async fn events_written_by_sql_are_delivered_from_sqlite() {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", folder.path().join("shop.db").display());
     run(&mut outbox(&["migrate"], &url)).unwrap();

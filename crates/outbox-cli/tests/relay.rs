@@ -1,4 +1,4 @@
-//! `outbox relay` as its users meet it: the real binary, what it writes, how it stops.
+//! `outbox relay` without a settings file: output and exit of the real binary.
 
 use std::io::{BufRead, BufReader, Read as _};
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use outbox::{Event, Outbox};
 use sqlx::Sqlite;
 
-/// A relay in a process of its own.
+/// A relay process.
 struct Relay(Child);
 
 impl Relay {
@@ -19,7 +19,7 @@ impl Relay {
         Self(command.spawn().unwrap())
     }
 
-    /// The lines that it writes, each as JSON.
+    /// Reads lines of its standard output as JSON.
     fn lines(&mut self, count: usize) -> Vec<serde_json::Value> {
         let lines = BufReader::new(self.0.stdout.as_mut().unwrap()).lines();
         lines.take(count).map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect()
@@ -42,7 +42,7 @@ async fn shop(folder: &Path) -> (String, Outbox<Sqlite>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_event_is_a_line_and_sigterm_ends_it_well() {
+async fn every_event_is_a_line_and_sigterm_stops_the_relay_cleanly() {
     let folder = tempfile::tempdir().unwrap();
     let (url, outbox) = shop(folder.path()).await;
     outbox.migrate().await.unwrap();
@@ -81,11 +81,11 @@ async fn every_event_is_a_line_and_sigterm_ends_it_well() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_appends_to_a_file_and_deletes_what_is_done() {
+async fn a_relay_appends_to_a_file_and_deletes_done_events() {
     let folder = tempfile::tempdir().unwrap();
     let (url, outbox) = shop(folder.path()).await;
     let file = folder.path().join("events.jsonl");
-    // A crash has cut off the last line.
+    // An incomplete last line, as after a crash.
     std::fs::write(&file, "{\"id\": \"half").unwrap();
     let publish = format!("file:{}", file.display());
     let relay = Relay::start(&[
@@ -109,12 +109,12 @@ async fn it_appends_to_a_file_and_deletes_what_is_done() {
     ]);
     let end = Instant::now() + Duration::from_secs(60);
     while outbox.store().check_schema().await.is_err() {
-        assert!(Instant::now() < end, "it makes the tables");
+        assert!(Instant::now() < end, "the relay creates the tables");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     outbox.send_all((0..50).map(|n| Event::new("n").json(&n))).await.unwrap();
     while std::fs::read_to_string(&file).unwrap_or_default().lines().count() < 51 {
-        assert!(Instant::now() < end, "it writes them");
+        assert!(Instant::now() < end, "the relay writes the events");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let stopped = tokio::task::block_in_place(|| relay.terminate());
@@ -130,9 +130,9 @@ async fn it_appends_to_a_file_and_deletes_what_is_done() {
     assert_eq!(numbers, (0..50).collect::<Vec<_>>());
 }
 
-/// As in `outbox relay … | less`, and nobody reads on.
+/// As in `outbox relay … | less`, if the pager reads no further.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_has_stopped_reading_does_not_keep_it() {
+async fn a_reader_that_has_stopped_reading_does_not_keep_the_relay_running() {
     let folder = tempfile::tempdir().unwrap();
     let (url, outbox) = shop(folder.path()).await;
     outbox.migrate().await.unwrap();
@@ -143,22 +143,23 @@ async fn a_reader_that_has_stopped_reading_does_not_keep_it() {
         10
     );
     tokio::time::sleep(Duration::from_millis(500)).await;
-    // The first is for what is in hand, the second for now.
+    // The first signal waits for events in flight, the second one exits at once.
     for _ in 0..2 {
         assert!(Command::new("kill").args(["-TERM", &relay.0.id().to_string()]).status().unwrap().success());
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
     let end = Instant::now() + Duration::from_secs(30);
     while relay.0.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < end, "it does not end");
+        assert!(Instant::now() < end, "the relay does not exit");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(outbox.admin().stats().await.unwrap().dead, 0);
 }
 
-/// As in `outbox relay … | head`. What was not written stays, and nothing is dead.
+/// As in `outbox relay … | head`. Events that were not written stay pending, and none is
+/// dead-lettered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_goes_away_ends_it_and_costs_no_event() {
+async fn a_closed_pipe_ends_the_relay_and_loses_no_event() {
     let folder = tempfile::tempdir().unwrap();
     let (url, outbox) = shop(folder.path()).await;
     outbox.migrate().await.unwrap();
@@ -169,14 +170,18 @@ async fn a_reader_that_goes_away_ends_it_and_costs_no_event() {
     outbox.send_all((0..200).map(|n| Event::new("n").json(&n))).await.unwrap();
     let ended = tokio::task::block_in_place(|| relay.0.wait_with_output().unwrap());
     assert_eq!(ended.status.code(), Some(1), "{}", err(&ended));
-    assert!(err(&ended).contains("cannot write to standard output any more"), "{}", err(&ended));
+    assert!(
+        err(&ended).contains("standard output is closed; events that were not written stay"),
+        "{}",
+        err(&ended)
+    );
     let stats = outbox.admin().stats().await.unwrap();
     assert_eq!((stats.dead, stats.new + stats.retry + stats.done), (0, 201));
     assert!(stats.new + stats.retry > 0, "{stats:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tables_that_are_not_there_are_not_made_unasked() {
+async fn missing_tables_are_created_only_with_migrate() {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", folder.path().join("shop.db").display());
     let ended = Relay::start(&["--database", &url, "--publish", "stdout"]).0.wait_with_output().unwrap();
@@ -185,8 +190,8 @@ async fn tables_that_are_not_there_are_not_made_unasked() {
 }
 
 #[test]
-fn wrong_usage_is_told_as_such() {
-    for (arguments, told) in [
+fn wrong_usage_has_exit_code_2() {
+    for (arguments, message) in [
         (&["--database", "sqlite:x.db"][..], "--publish"),
         (&["--database", "sqlite:x.db", "--publish", "kafka"], "use stdout, or file:PATH"),
         (
@@ -202,7 +207,7 @@ fn wrong_usage_is_told_as_such() {
     ] {
         let ended = Relay::start(arguments).0.wait_with_output().unwrap();
         assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {}", err(&ended));
-        assert!(err(&ended).contains(told), "{arguments:?}: {}", err(&ended));
+        assert!(err(&ended).contains(message), "{arguments:?}: {}", err(&ended));
         assert!(!err(&ended).contains("s3cret"), "{}", err(&ended));
     }
 }

@@ -1,68 +1,69 @@
-//! Least-privilege roles: `outbox migrate --print-grants`, applied to real servers, and what each role can do then.
+//! Least-privilege roles: grants of `outbox migrate --print-grants` on real servers, and the
+//! resulting rights of each role.
 
-mod place;
+mod common;
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use common::{RunOutput, TestTarget, execute, finish, outbox, try_execute};
 use outbox::Event;
 use outbox::store::Status;
-use place::{Place, Ran, execute, finish, outbox, try_execute};
 
-/// A place on each server, with a login role of its own for each test.
-async fn servers() -> Vec<Place> {
+/// Targets on all available servers.
+async fn servers() -> Vec<TestTarget> {
     let mut servers = Vec::new();
-    for place in Place::all().await {
-        match place.schema {
-            Some(_) => servers.push(place),
-            None => place.end().await,
+    for target in TestTarget::all().await {
+        match target.schema {
+            Some(_) => servers.push(target),
+            None => target.end().await,
         }
     }
     servers
 }
 
-fn is_postgres(place: &Place) -> bool {
-    place.url.starts_with("postgres")
+fn is_postgres(target: &TestTarget) -> bool {
+    target.url.starts_with("postgres")
 }
 
-/// A role that can log in, and nothing else.
+/// A role that can log in, without other rights.
 struct Role<'a> {
-    place: &'a Place,
+    target: &'a TestTarget,
     name: String,
     url: String,
 }
 
 impl<'a> Role<'a> {
-    async fn new(place: &'a Place, suffix: &str) -> Self {
-        // Needs to be quoted everywhere.
-        let name = format!("{} {suffix}", place.schema.as_deref().unwrap());
-        if is_postgres(place) {
-            execute(&place.url, &format!("CREATE ROLE \"{name}\" LOGIN")).await;
+    async fn new(target: &'a TestTarget, suffix: &str) -> Self {
+        // The blank requires quoting everywhere.
+        let name = format!("{} {suffix}", target.schema.as_deref().unwrap());
+        if is_postgres(target) {
+            execute(&target.url, &format!("CREATE ROLE \"{name}\" LOGIN")).await;
         } else {
-            execute(&place.url, &format!("CREATE USER `{name}`@`%`")).await;
+            execute(&target.url, &format!("CREATE USER `{name}`@`%`")).await;
         }
-        let (scheme, host) = (place.url.find("://").unwrap() + 3, place.url.rfind('@').unwrap());
-        let mut server = place.url[host..].to_owned();
-        if !is_postgres(place) {
-            // The account has no rights in another database, and cannot even connect to it.
+        let (scheme, host) = (target.url.find("://").unwrap() + 3, target.url.rfind('@').unwrap());
+        let mut server = target.url[host..].to_owned();
+        if !is_postgres(target) {
+            // The account has no rights in another database, and cannot connect to it.
             let path = server.find('/').unwrap();
-            server.replace_range(path.., &format!("/{}", place.schema.as_deref().unwrap()));
+            server.replace_range(path.., &format!("/{}", target.schema.as_deref().unwrap()));
         }
-        let url = format!("{}{}{server}", &place.url[..scheme], name.replace(' ', "%20"));
-        Self { place, name, url }
+        let url = format!("{}{}{server}", &target.url[..scheme], name.replace(' ', "%20"));
+        Self { target, name, url }
     }
 
-    /// Prints the rights, without a server, and has the owner of the tables run them.
-    async fn granted(place: &'a Place, role: &str) -> Self {
-        let new = Self::new(place, role).await;
+    /// Creates a role, and runs the printed grants as the owner of the tables.
+    async fn granted(target: &'a TestTarget, role: &str) -> Self {
+        let new = Self::new(target, role).await;
         new.grant(role).await;
         new
     }
 
     async fn grant(&self, role: &str) {
-        let kind = if is_postgres(self.place) { "postgres" } else { "mysql" };
-        let name = if is_postgres(self.place) { self.name.clone() } else { format!("{}@%", self.name) };
-        let schema = self.place.schema.as_deref().unwrap();
+        let kind = if is_postgres(self.target) { "postgres" } else { "mysql" };
+        let name = if is_postgres(self.target) { self.name.clone() } else { format!("{}@%", self.name) };
+        let schema = self.target.schema.as_deref().unwrap();
         let printed = finish(outbox([
             "migrate",
             "--database",
@@ -75,23 +76,23 @@ impl<'a> Role<'a> {
             schema,
         ]));
         for grant in printed.expect(0).out.lines().filter(|line| !line.starts_with("--")) {
-            execute(&self.place.url, grant).await;
+            execute(&self.target.url, grant).await;
         }
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = outbox(arguments);
-        command.env("DATABASE_URL", &self.url).args(["--schema", self.place.schema.as_deref().unwrap()]);
+        command.env("DATABASE_URL", &self.url).args(["--schema", self.target.schema.as_deref().unwrap()]);
         command
     }
 
-    fn run(&self, arguments: &[&str]) -> Ran {
+    fn run(&self, arguments: &[&str]) -> RunOutput {
         finish(self.command(arguments))
     }
 
-    /// Tables are named as `{event}`, `{log}` and so on.
+    /// Runs a statement in which `{event}`, `{log}` and so on stand for tables.
     async fn sql(&self, statement: &str) -> Result<(), sqlx::Error> {
-        let schema = self.place.schema.as_deref().unwrap();
+        let schema = self.target.schema.as_deref().unwrap();
         try_execute(&self.url, &statement.replace("{", &format!("{schema}.outbox_")).replace('}', "")).await
     }
 
@@ -100,24 +101,24 @@ impl<'a> Role<'a> {
         let error = result.expect_err(statement);
         let error = error.as_database_error().expect(statement);
         let code = error.code().unwrap_or_default();
-        let denied = if is_postgres(self.place) { "42501" } else { "42000" };
+        let denied = if is_postgres(self.target) { "42501" } else { "42000" };
         assert_eq!(code, denied, "{statement}: {error}");
     }
 
     async fn end(self) {
-        if is_postgres(self.place) {
-            execute(&self.place.url, &format!("DROP OWNED BY \"{}\"", self.name)).await;
-            execute(&self.place.url, &format!("DROP ROLE \"{}\"", self.name)).await;
+        if is_postgres(self.target) {
+            execute(&self.target.url, &format!("DROP OWNED BY \"{}\"", self.name)).await;
+            execute(&self.target.url, &format!("DROP ROLE \"{}\"", self.name)).await;
         } else {
-            execute(&self.place.url, &format!("DROP USER `{}`@`%`", self.name)).await;
+            execute(&self.target.url, &format!("DROP USER `{}`@`%`", self.name)).await;
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_writer_inserts_and_touches_nothing_else() {
-    for place in servers().await {
-        let writer = Role::granted(&place, "writer").await;
+    for target in servers().await {
+        let writer = Role::granted(&target, "writer").await;
         let every = "INSERT INTO {event} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, ordering_key, \
             correlation_id, headers, payload, occurred_at, available_at, expires_at) VALUES ('id', 'a', 't', 'i', 't', 'k', 'c', \
             '[]', '1', '2026-01-01', '2026-01-01', '2036-01-01')";
@@ -145,7 +146,7 @@ async fn a_writer_inserts_and_touches_nothing_else() {
         ] {
             writer.is_refused(writer.sql(statement).await, statement);
         }
-        if is_postgres(&place) {
+        if is_postgres(&target) {
             let append = "INSERT INTO {log} (event_type, tags, payload) VALUES ('l', ARRAY['n=1'], '1')";
             writer.sql(append).await.unwrap();
         } else {
@@ -156,32 +157,32 @@ async fn a_writer_inserts_and_touches_nothing_else() {
                 .unwrap();
             writer.sql("INSERT INTO {log_tag} (tag, position) VALUES ('n=1', 1)").await.unwrap();
         }
-        // `outbox send`, with and without a key; the rest is refused, with a hint.
+        // `outbox send` with and without a key succeeds; other commands are refused with a hint.
         writer.run(&["send", "--type", "c", "--payload", "1"]).expect(0);
         writer.run(&["send", "--type", "c", "--payload", "1", "--key", "k", "--after", "1h"]).expect(0);
-        if is_postgres(&place) {
+        if is_postgres(&target) {
             writer.run(&["send", "--type", "c", "--payload", "1", "--dedup-key", "once"]).expect(3);
         }
         let refused = writer.run(&["events", "list"]).expect(1);
         assert!(refused.err.contains("outbox_event"), "{}", refused.err);
         assert!(refused.err.contains("outbox migrate --print-grants"), "{}", refused.err);
         writer.end().await;
-        place.end().await;
+        target.end().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_delivers_events_and_the_log() {
-    for place in servers().await {
-        let relay = Role::granted(&place, "relay").await;
+    for target in servers().await {
+        let relay = Role::granted(&target, "relay").await;
         for mode in ["single-node", "multi-node", "ordered", "log"] {
             let event = Event::new("e").ordering_key("k").json(&1).build().unwrap();
             if mode == "log" {
-                let log = place.store.log().unwrap();
+                let log = target.store.log().unwrap();
                 let event = Event::new("e").tag("n", 1).json(&1).build().unwrap();
                 let _ = log.append(&[event], &Default::default()).await.unwrap();
             } else {
-                place.store.insert(&[event]).await.unwrap();
+                target.store.insert(&[event]).await.unwrap();
             }
             let mut command = relay.command(&["relay", "--publish", "stdout", "--mode", mode]);
             if mode == "log" {
@@ -206,9 +207,9 @@ async fn a_relay_delivers_events_and_the_log() {
             let log = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(output.status.success() && !log.contains("denied"), "{mode}: {log}");
         }
-        let left = place.store.stats().await.unwrap();
+        let left = target.store.stats().await.unwrap();
         assert_eq!((left.new, left.done), (0, 3));
-        // Repairs, with their audit.
+        // Repairs, with audit entries.
         let id = relay.run(&["send", "--type", "x", "--payload", "1"]).expect(0).out.trim().to_owned();
         relay.run(&["events", "cancel", &id]).expect(0);
         relay.run(&["purge", "--older-than", "0s", "--yes", "--with-joins-and-inbox"]).expect(0);
@@ -220,26 +221,26 @@ async fn a_relay_delivers_events_and_the_log() {
             assert!(refused.as_database_error().is_some(), "{statement}");
         }
         relay.end().await;
-        place.end().await;
+        target.end().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_viewer_looks_and_changes_nothing() {
-    for place in servers().await {
-        let viewer = Role::granted(&place, "viewer").await;
-        let ids = place.write([Event::new("e").json(&1), Event::new("dead").json(&1)]).await;
-        place
+    for target in servers().await {
+        let viewer = Role::granted(&target, "viewer").await;
+        let ids = target.write([Event::new("e").json(&1), Event::new("dead").json(&1)]).await;
+        target
             .settle(|event| {
                 if *event.event_type() == "dead" {
-                    place::dead("no")
+                    common::dead("no")
                 } else {
                     outbox::store::Verdict::Released
                 }
             })
             .await;
         let (id, dead) = (ids[0].as_str(), ids[1].as_str());
-        for look in [
+        for command in [
             &["status"][..],
             &["events", "list"],
             &["events", "show", id, "--payload"],
@@ -248,7 +249,7 @@ async fn a_viewer_looks_and_changes_nothing() {
             &["explain", id],
             &["explain", dead],
         ] {
-            viewer.run(look).expect(0);
+            viewer.run(command).expect(0);
         }
         for nothing in [&["joins", "list"][..], &["log", "status"], &["log", "read"]] {
             viewer.run(nothing).expect(3);
@@ -264,26 +265,26 @@ async fn a_viewer_looks_and_changes_nothing() {
             let refused = viewer.run(change).expect(1);
             assert!(refused.err.contains("--print-grants"), "{change:?}: {}", refused.err);
         }
-        let found = place.store.find(&ids[1]).await.unwrap().unwrap();
+        let found = target.store.find(&ids[1]).await.unwrap().unwrap();
         assert_eq!(found.status, Status::Dead);
         viewer.end().await;
-        place.end().await;
+        target.end().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_migrator_creates_the_tables() {
-    for place in servers().await {
-        let migrator = Role::new(&place, "migrator").await;
+    for target in servers().await {
+        let migrator = Role::new(&target, "migrator").await;
         let refused = migrator.run(&["migrate", "--table", "other_event"]).expect(1);
         assert!(
             refused.err.contains("--print-grants") && refused.err.contains("migrator"),
             "{}",
             refused.err
         );
-        let kind = if is_postgres(&place) { "postgres" } else { "mysql" };
-        let name = if is_postgres(&place) { migrator.name.clone() } else { format!("{}@%", migrator.name) };
-        let schema = place.schema.as_deref().unwrap();
+        let kind = if is_postgres(&target) { "postgres" } else { "mysql" };
+        let name = if is_postgres(&target) { migrator.name.clone() } else { format!("{}@%", migrator.name) };
+        let schema = target.schema.as_deref().unwrap();
         let printed = finish(outbox([
             "migrate",
             "--database",
@@ -298,18 +299,18 @@ async fn a_migrator_creates_the_tables() {
             "other_event",
         ]));
         for grant in printed.expect(0).out.lines().filter(|line| !line.starts_with("--")) {
-            execute(&place.url, grant).await;
+            execute(&target.url, grant).await;
         }
         for _ in 0..2 {
             migrator.run(&["migrate", "--table", "other_event"]).expect(0);
         }
         migrator.end().await;
-        place.end().await;
+        target.end().await;
     }
 }
 
 #[test]
-fn sqlite_has_no_roles_and_says_so() {
+fn grants_for_sqlite_explain_that_it_has_no_roles() {
     let printed = finish(outbox(["migrate", "--database", "sqlite", "--print-grants", "writer"])).expect(0);
     assert!(printed.out.contains("permissions of its file"), "{}", printed.out);
     finish(outbox(["migrate", "--database", "sqlite", "--role-name", "x"])).expect(2);

@@ -1,5 +1,5 @@
-//! A relay that is killed while it holds events: the other one takes them over within the promised time, and one that is started
-//! again under the same name takes its own back at once.
+//! A relay that is killed while it holds events: another relay takes the events over within the
+//! documented time, and a relay that restarts under the same name takes them back at once.
 #![cfg(feature = "nats")]
 
 mod streams;
@@ -15,13 +15,13 @@ use futures_util::StreamExt as _;
 use outbox_testbed::{Plan, Server};
 use sqlx::{AssertSqlSafe, PgPool};
 
-/// How long the events of a vanished relay may wait with default settings, from its death on.
-const PROMISED: Duration = Duration::from_secs(45);
-/// How long anything else may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Documented maximum time until the events of a killed relay are taken over with default settings.
+const TAKEOVER_LIMIT: Duration = Duration::from_secs(45);
+/// Time limit for everything else.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// PostgreSQL, NATS and an outbox between them.
-struct Bed {
+/// PostgreSQL with an outbox, and NATS.
+struct TestSetup {
     nats: Server,
     stream: jetstream::stream::Stream,
     pool: PgPool,
@@ -30,8 +30,8 @@ struct Bed {
     folder: tempfile::TempDir,
 }
 
-impl Bed {
-    /// `None` where a server is missing.
+impl TestSetup {
+    /// Returns `None` if a server is missing.
     async fn new(name: &str) -> Option<Self> {
         let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") else {
             assert!(std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "OUTBOX_TEST_POSTGRES is not set");
@@ -51,8 +51,8 @@ impl Bed {
         Some(Self { nats, stream, pool, url, table, folder: tempfile::tempdir().unwrap() })
     }
 
-    /// A settings file with nothing but what is needed, and these lines. NATS is frozen for less than
-    /// `ack-timeout`: a relay keeps its leases all the while, and reports no outage.
+    /// Writes a minimal settings file with these lines. NATS is frozen for less than `ack-timeout`,
+    /// so that a relay keeps its leases meanwhile, and reports no outage.
     fn config(&self, name: &str, lines: &str) -> PathBuf {
         let file = self.folder.path().join(format!("{name}.toml"));
         let (url, table, broker) = (&self.url, &self.table, self.nats.url());
@@ -87,7 +87,7 @@ to = "broker"
         sqlx::query_scalar(AssertSqlSafe(query)).fetch_one(&self.pool).await.unwrap()
     }
 
-    /// Waits until this is so, for at most this long.
+    /// Waits until the result of the query satisfies the condition, for at most this long.
     async fn until(&self, query: &str, is_so: impl Fn(i64) -> bool, limit: Duration, relays: &[&Relay]) {
         let began = Instant::now();
         loop {
@@ -100,21 +100,21 @@ to = "broker"
         }
     }
 
-    /// Waits until no event is pending: their number has to fall again and again.
+    /// Waits until no event is pending. Fails if their number does not decrease in time.
     async fn drained(&self, relays: &[&Relay]) {
         let mut pending = self.count(PENDING).await;
         while pending > 0 {
-            self.until(PENDING, |n| n < pending, PATIENCE, relays).await;
+            self.until(PENDING, |n| n < pending, TIMEOUT, relays).await;
             pending = self.count(PENDING).await;
         }
     }
 
-    /// Has each relay deliver something. Before its first delivery a relay asks NATS for the stream,
-    /// and takes a NATS that does not answer within 1.5 s for an outage.
+    /// Lets each relay deliver events. Before its first delivery a relay queries NATS for the
+    /// stream, and treats a NATS that does not answer within 1.5 s as an outage.
     async fn warm_up(&self, relays: &[&Relay]) {
         let began = Instant::now();
         while usize::try_from(self.count(DELIVERERS).await) != Ok(relays.len()) {
-            assert!(began.elapsed() < PATIENCE, "a relay delivers nothing\n{}", logs(relays));
+            assert!(began.elapsed() < TIMEOUT, "a relay delivers nothing\n{}", logs(relays));
             self.write(EVENTS).await;
             self.drained(relays).await;
             // A relay announces its counts every 2 s.
@@ -122,7 +122,7 @@ to = "broker"
         }
     }
 
-    /// Some with keys, some without. Ids go on where those of the table end.
+    /// Writes events, some of them with keys. The ids continue those in the table.
     async fn write(&self, events: i64) {
         let insert = format!(
             "INSERT INTO {0} (event_id, event_type, ordering_key, payload) SELECT 'e' || base + n, 'order.placed', \
@@ -133,7 +133,7 @@ to = "broker"
         sqlx::query(AssertSqlSafe(insert)).bind(events).execute(&self.pool).await.unwrap();
     }
 
-    /// How often each event is in the stream.
+    /// Number of occurrences of each event in the stream.
     async fn arrived(&mut self) -> HashMap<String, usize> {
         let expected = self.stream.info().await.unwrap().state.messages;
         let config = jetstream::consumer::pull::OrderedConfig::default();
@@ -148,7 +148,7 @@ to = "broker"
     }
 }
 
-/// A relay in a process of its own.
+/// A relay process.
 struct Relay {
     child: Child,
     log: PathBuf,
@@ -159,7 +159,7 @@ impl Relay {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// SIGKILL: it says nothing more.
+    /// Kills the process by SIGKILL.
     fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -184,7 +184,7 @@ fn outbox(arguments: &[&str], log: Stdio) -> Child {
 }
 
 const PENDING: &str = "SELECT count(*) FROM {table} WHERE status IN (0, 2)";
-/// A batch may stay in its table after its last event was delivered.
+/// The row of a group lease may stay in the batch table after its last event was delivered.
 const HOLDERS: &str = "SELECT count(DISTINCT b.owner) FROM {table}_batch b CROSS JOIN unnest(b.seqs) AS seq \
      JOIN {table} e USING (seq) WHERE e.status IN (0, 2)";
 const HELD_BY_A: &str = "SELECT count(*) FROM {table}_batch b CROSS JOIN unnest(b.seqs) AS seq \
@@ -196,60 +196,61 @@ const DELIVERERS: &str =
 const WRITTEN: &str = "SELECT count(*) FROM {table}";
 const EVENTS: i64 = 3_000;
 
-/// The promise is about default settings, so this test takes half a minute.
+/// Tests default settings, so this test takes half a minute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_backlog_of_a_killed_relay_flows_again_within_the_promised_time() {
-    let Some(mut bed) = Bed::new("takeover").await else { return };
+    let Some(mut setup) = TestSetup::new("takeover").await else { return };
     let relays = [("a", "[claim-locking]\nowner-id = \"a\""), ("b", "[claim-locking]\nowner-id = \"b\"")];
-    let [mut killed, left] = relays.map(|(name, lines)| bed.relay(&bed.config(name, lines)));
-    bed.until("SELECT count(*) FROM {table}_node", |n| n == 2, PATIENCE, &[&killed, &left]).await;
-    bed.warm_up(&[&killed, &left]).await;
-    // The one that is left has been present for as long as it takes before it releases leases of others.
-    bed.until(
-        "SELECT count(*) FROM {table}_node WHERE started_at < clock_timestamp() - interval '20 s'",
-        |n| n == 2,
-        PATIENCE,
-        &[&killed, &left],
-    )
-    .await;
+    let [mut killed, left] = relays.map(|(name, lines)| setup.relay(&setup.config(name, lines)));
+    setup.until("SELECT count(*) FROM {table}_node", |n| n == 2, TIMEOUT, &[&killed, &left]).await;
+    setup.warm_up(&[&killed, &left]).await;
+    // A relay releases leases of other relays only after it has been present for this time.
+    setup
+        .until(
+            "SELECT count(*) FROM {table}_node WHERE started_at < clock_timestamp() - interval '20 s'",
+            |n| n == 2,
+            TIMEOUT,
+            &[&killed, &left],
+        )
+        .await;
 
-    bed.nats.freeze();
-    bed.write(EVENTS).await;
-    bed.until(HOLDERS, |n| n == 2, PATIENCE, &[&killed, &left]).await;
+    setup.nats.freeze();
+    setup.write(EVENTS).await;
+    setup.until(HOLDERS, |n| n == 2, TIMEOUT, &[&killed, &left]).await;
     killed.kill();
     let died = Instant::now();
-    let held = bed.count(HELD_BY_A).await;
-    bed.nats.thaw();
-    // So few are pending only if events that the killed relay held were delivered.
-    let in_time = || PROMISED.saturating_sub(died.elapsed());
-    bed.until(PENDING, |n| n < held, in_time(), &[&left]).await;
-    println!("{EVENTS} events, {held} held by a relay that was killed: they flow after {:?}", died.elapsed());
-    bed.until(HELD_BY_A, |n| n == 0, in_time(), &[&left]).await;
-    // The leases may run out before the other relay releases them.
-    bed.until(RELEASED, |n| n == 1, in_time(), &[&left]).await;
-    bed.drained(&[&left]).await;
-    let written = bed.count(WRITTEN).await;
-    assert_eq!(bed.count("SELECT count(*) FROM {table} WHERE status = 1").await, written);
-    let arrived = bed.arrived().await;
+    let held = setup.count(HELD_BY_A).await;
+    setup.nats.thaw();
+    // Fewer than `held` can be pending only if events that the killed relay held were delivered.
+    let in_time = || TAKEOVER_LIMIT.saturating_sub(died.elapsed());
+    setup.until(PENDING, |n| n < held, in_time(), &[&left]).await;
+    println!("{EVENTS} events, {held} held by a killed relay: delivered after {:?}", died.elapsed());
+    setup.until(HELD_BY_A, |n| n == 0, in_time(), &[&left]).await;
+    // The leases may expire before the other relay releases them.
+    setup.until(RELEASED, |n| n == 1, in_time(), &[&left]).await;
+    setup.drained(&[&left]).await;
+    let written = setup.count(WRITTEN).await;
+    assert_eq!(setup.count("SELECT count(*) FROM {table} WHERE status = 1").await, written);
+    let arrived = setup.arrived().await;
     assert_eq!(i64::try_from(arrived.len()), Ok(written));
     assert!(left.log().contains("relay vanished: released its leases"), "{}", left.log());
 }
 
-/// However long its leases are.
+/// Independent of the length of its leases.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_that_is_started_again_under_its_name_takes_its_events_back_at_once() {
-    let Some(mut bed) = Bed::new("restart").await else { return };
-    let config = bed.config("a", "[claim-locking]\nowner-id = \"a\"\nlease = \"10m\"\npresence = \"10m\"");
-    let mut relay = bed.relay(&config);
-    bed.until("SELECT count(*) FROM {table}_node", |n| n == 1, PATIENCE, &[&relay]).await;
-    bed.warm_up(&[&relay]).await;
-    bed.nats.freeze();
-    bed.write(500).await;
-    bed.until(HOLDERS, |n| n == 1, PATIENCE, &[&relay]).await;
+    let Some(mut setup) = TestSetup::new("restart").await else { return };
+    let config = setup.config("a", "[claim-locking]\nowner-id = \"a\"\nlease = \"10m\"\npresence = \"10m\"");
+    let mut relay = setup.relay(&config);
+    setup.until("SELECT count(*) FROM {table}_node", |n| n == 1, TIMEOUT, &[&relay]).await;
+    setup.warm_up(&[&relay]).await;
+    setup.nats.freeze();
+    setup.write(500).await;
+    setup.until(HOLDERS, |n| n == 1, TIMEOUT, &[&relay]).await;
     relay.kill();
-    bed.nats.thaw();
-    let relay = bed.relay(&config);
-    bed.drained(&[&relay]).await;
+    setup.nats.thaw();
+    let relay = setup.relay(&config);
+    setup.drained(&[&relay]).await;
     assert!(relay.log().contains("did not stop properly"), "{}", relay.log());
-    assert_eq!(i64::try_from(bed.arrived().await.len()), Ok(bed.count(WRITTEN).await));
+    assert_eq!(i64::try_from(setup.arrived().await.len()), Ok(setup.count(WRITTEN).await));
 }

@@ -1,4 +1,4 @@
-//! The API and the dashboard of `outbox relay --listen`, as their users meet them: the real binary, a real socket.
+//! The API and the dashboard of `outbox relay --listen`: the real binary and a real socket.
 
 mod daemons;
 
@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use daemons::{Daemon, Place, once_ready, until};
+use daemons::{Daemon, TestDir, retry_while_starting, wait_until};
 use outbox::Event;
 use outbox_testbed::Certificates;
 use rustls::pki_types::pem::PemObject as _;
@@ -28,15 +28,16 @@ path = "{}/lines.jsonl"
 to = "lines"
 "#;
 
-/// Where it listens, as its log says.
+/// Address of the relay, from its log.
 fn address(relay: &Daemon) -> String {
     let log = relay.log();
-    let rest = log.split("probes and metrics: ").nth(1).expect("it listens").split("://").nth(1).unwrap();
+    let rest =
+        log.split("probes and metrics: ").nth(1).expect("the relay listens").split("://").nth(1).unwrap();
     rest.split('/').next().unwrap().to_owned()
 }
 
-/// The status and the body of an answer.
-fn ask(
+/// Sends a request, and returns the status and the body of the response.
+fn request(
     mut stream: impl std::io::Read + std::io::Write,
     method: &str,
     path: &str,
@@ -49,7 +50,7 @@ fn ask(
     )
     .unwrap();
     let mut answer = Vec::new();
-    // A server that ends a TLS connection without a farewell has still said everything.
+    // The server may end a TLS connection without `close_notify`; the response is still complete.
     let _ = stream.read_to_end(&mut answer);
     let answer = String::from_utf8(answer).unwrap();
     let status = answer
@@ -66,7 +67,7 @@ fn connect(relay: &Daemon) -> TcpStream {
     stream
 }
 
-/// The same, encrypted, and with a look at the certificate.
+/// TLS connection that verifies the certificate.
 fn encrypted(tcp: TcpStream, files: &Certificates) -> StreamOwned<ClientConnection, TcpStream> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(&files.ca).unwrap()).unwrap();
@@ -81,64 +82,64 @@ fn sha256(text: &str) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Journals and container logs are kept for long, and read by many.
+/// Journals and container logs are stored, and have many readers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_terminal_no_token_is_printed() {
-    let place = Place::new();
-    place.outbox("shop.db").await;
-    let relay = place.relay("relay", &place.config(RELAY), &["--listen", "127.0.0.1:0"]);
-    relay.says("relay started").await;
-    relay.says("needs a token: set `tokens` under `[http]`").await;
+    let dir = TestDir::new();
+    dir.outbox("shop.db").await;
+    let relay = dir.relay("relay", &dir.config(RELAY), &["--listen", "127.0.0.1:0"]);
+    relay.wait_for_log("relay started").await;
+    relay.wait_for_log("needs a token: set `tokens` under `[http]`").await;
     assert!(!relay.log().contains("#token="), "{}", relay.log());
-    assert_eq!(ask(connect(&relay), "GET", "/api/outbox/overview", None).0, 401);
+    assert_eq!(request(connect(&relay), "GET", "/api/outbox/overview", None).0, 401);
 }
 
-/// D-07: the dashboard is there at once, for the person who started it.
+/// D-07: the user who starts the relay can open the dashboard at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn at_a_terminal_without_tokens_a_link_with_one_is_printed() {
-    let place = Place::new();
-    let outbox = place.outbox("shop.db").await;
-    let relay = place.relay_at_a_terminal("relay", &place.config(RELAY), &["--listen", "127.0.0.1:0"]);
-    relay.says("relay started").await;
-    relay.ready().await;
+    let dir = TestDir::new();
+    let outbox = dir.outbox("shop.db").await;
+    let relay = dir.relay_at_a_terminal("relay", &dir.config(RELAY), &["--listen", "127.0.0.1:0"]);
+    relay.wait_for_log("relay started").await;
+    relay.wait_until_ready().await;
     let log = relay.log();
     let line = log.lines().find(|line| line.starts_with("dashboard: ")).expect(&log);
     let (site, token) = line.trim_start_matches("dashboard: ").split_once("/#token=").unwrap();
     assert_eq!(site, format!("http://{}", address(&relay)));
-    assert_eq!(ask(connect(&relay), "GET", "/api/outbox/overview", None).0, 401);
+    assert_eq!(request(connect(&relay), "GET", "/api/outbox/overview", None).0, 401);
     outbox.send(Event::new("order").json(&1)).await.unwrap();
-    until("delivered", || place.types("lines.jsonl").len() == 1, || relay.log()).await;
-    let (status, body) = ask(connect(&relay), "GET", "/api/outbox/databases", Some(token));
+    wait_until("delivered", || dir.types("lines.jsonl").len() == 1, || relay.log()).await;
+    let (status, body) = request(connect(&relay), "GET", "/api/outbox/databases", Some(token));
     assert_eq!((status, body.contains(r#""name":"shop""#)), (200, true), "{body}");
-    // The line is out a moment before its event counts as delivered.
-    let done = || ask(connect(&relay), "GET", "/api/outbox/events?status=done", Some(token)).1;
+    // The line is written before its event is settled.
+    let done = || request(connect(&relay), "GET", "/api/outbox/events?status=done", Some(token)).1;
     let count = || serde_json::from_str::<Value>(&done()).unwrap()["events"].as_array().unwrap().len();
-    until("one is done", || count() == 1, done).await;
-    let (status, body) = ask(connect(&relay), "GET", "/", None);
-    assert_eq!((status, body.contains("<html")), (200, true), "the page itself holds no data");
+    wait_until("one is done", || count() == 1, done).await;
+    let (status, body) = request(connect(&relay), "GET", "/", None);
+    assert_eq!((status, body.contains("<html")), (200, true), "the page itself contains no data");
     for path in ["/healthz", "/readyz", "/metrics"] {
-        assert_eq!(once_ready(|| ask(connect(&relay), "GET", path, None).0), 200, "{path}");
+        assert_eq!(retry_while_starting(|| request(connect(&relay), "GET", path, None).0), 200, "{path}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_of_the_settings_are_the_only_ones_and_are_not_told() {
-    let place = Place::new();
-    place.outbox("shop.db").await;
-    // Of "canary-token-of-the-reader".
+async fn tokens_of_the_settings_are_the_only_ones_and_are_not_logged() {
+    let dir = TestDir::new();
+    dir.outbox("shop.db").await;
+    // Digest of "canary-token-of-the-reader".
     let digest = "sha256:DIGEST".replace("DIGEST", &sha256("canary-token-of-the-reader"));
     let http = format!(
         "[http]\nlisten = \"127.0.0.1:0\"\ntokens = [{{ name = \"ops\", role = \"operate\", token = \"canary-token-of-ops\" }}, \
          {{ name = \"reader\", role = \"read\", digest = \"{digest}\" }}]\n"
     );
-    let relay = place.relay("relay", &place.config(&format!("{RELAY}{http}")), &["--log", "trace"]);
-    relay.says("relay started").await;
-    let who = |token| ask(connect(&relay), "GET", "/api/outbox/whoami", Some(token));
+    let relay = dir.relay("relay", &dir.config(&format!("{RELAY}{http}")), &["--log", "trace"]);
+    relay.wait_for_log("relay started").await;
+    let who = |token| request(connect(&relay), "GET", "/api/outbox/whoami", Some(token));
     assert!(who("canary-token-of-ops").1.contains(r#""role":"operate""#));
     assert!(who("canary-token-of-the-reader").1.contains(r#""role":"read""#));
-    assert_eq!(who("another-token-of-nobody").0, 401);
+    assert_eq!(who("another-unknown-token").0, 401);
     let replay =
-        ask(connect(&relay), "POST", "/api/outbox/events/x/replay", Some("canary-token-of-the-reader"));
+        request(connect(&relay), "POST", "/api/outbox/events/x/replay", Some("canary-token-of-the-reader"));
     assert_eq!(replay.0, 403);
     assert!(
         relay.log().contains("dashboard: http://") && !relay.log().contains("canary-token"),
@@ -148,22 +149,22 @@ async fn tokens_of_the_settings_are_the_only_ones_and_are_not_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_machines_log_has_no_token_in_it() {
-    let place = Place::new();
-    place.outbox("shop.db").await;
+async fn a_json_log_contains_no_token() {
+    let dir = TestDir::new();
+    dir.outbox("shop.db").await;
     let arguments = ["--listen", "127.0.0.1:0", "--log-format", "json"];
-    let relay = place.relay("relay", &place.config(RELAY), &arguments);
-    relay.says("relay started").await;
+    let relay = dir.relay("relay", &dir.config(RELAY), &arguments);
+    relay.wait_for_log("relay started").await;
     assert!(!relay.log().contains("#token="), "{}", relay.log());
     assert!(relay.log().contains("set `tokens` under `[http]`"), "{}", relay.log());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_wrong_with_tokens_and_tls_is_told_at_start() {
-    let place = Place::new();
-    place.outbox("shop.db").await;
+async fn mistakes_in_tokens_and_tls_are_reported_at_start() {
+    let dir = TestDir::new();
+    dir.outbox("shop.db").await;
     let good = "tokens = [{ name = \"ops\", role = \"read\", token = \"canary-token-of-ops\" }]\n";
-    for (http, listen, code, told) in [
+    for (http, listen, code, message) in [
         (good, "0.0.0.0:0", 2, "`tls-cert`, `tls-key` and at least one of `tokens`"),
         ("tls-cert = \"c\"\ntls-key = \"k\"\n", "0.0.0.0:0", 2, "at least one of `tokens`"),
         ("tls-cert = \"c\"\n", "127.0.0.1:0", 2, "belong together"),
@@ -192,36 +193,36 @@ async fn what_is_wrong_with_tokens_and_tls_is_told_at_start() {
             "`read`, `operate` or `admin`",
         ),
     ] {
-        let config = place.config(&format!("{RELAY}[http]\n{http}"));
-        let mut relay = place.relay("relay", &config, &["--listen", listen]);
-        assert_eq!(relay.ended().await.code(), Some(code), "{http}: {}", relay.log());
-        assert!(relay.log().contains(told), "{http}: {}", relay.log());
+        let config = dir.config(&format!("{RELAY}[http]\n{http}"));
+        let mut relay = dir.relay("relay", &config, &["--listen", listen]);
+        assert_eq!(relay.wait_for_exit().await.code(), Some(code), "{http}: {}", relay.log());
+        assert!(relay.log().contains(message), "{http}: {}", relay.log());
         assert!(!relay.log().contains("hunter2") && !relay.log().contains("canary"), "{}", relay.log());
     }
 }
 
-/// Others can reach it: by TLS, with a token, and nothing without.
+/// Other machines need TLS and a token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn others_are_served_by_tls_and_only_with_a_token() {
-    let place = Place::new();
-    place.outbox("shop.db").await;
-    let files = Certificates::make(&place.path(""));
+    let dir = TestDir::new();
+    dir.outbox("shop.db").await;
+    let files = Certificates::make(&dir.path(""));
     let http = format!(
         "[http]\nlisten = \"0.0.0.0:0\"\ntls-cert = \"{}\"\ntls-key = \"{}\"\nhosts = [\"outbox.example.com\"]\n\
          tokens = [{{ name = \"ops\", role = \"read\", token = \"canary-token-of-ops\" }}]\n",
         files.server.0.display(),
         files.server.1.display()
     );
-    // Probes may be open to other machines, but not beside an API: for that they have a listener of their own.
+    // Next to an API, probes without a token need a separate listener.
     let arguments = ["--probes-listen", "0.0.0.0:0", "--allow-remote"];
-    let relay = place.relay("relay", &place.config(&format!("{RELAY}{http}")), &arguments);
-    relay.says("relay started").await;
+    let relay = dir.relay("relay", &dir.config(&format!("{RELAY}{http}")), &arguments);
+    relay.wait_for_log("relay started").await;
     let port = address(&relay).rsplit(':').next().unwrap().to_owned();
     let get = |path: &str, token: Option<&str>| {
-        once_ready(|| {
+        retry_while_starting(|| {
             let tcp = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
             tcp.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-            ask(encrypted(tcp, &files), "GET", path, token).0
+            request(encrypted(tcp, &files), "GET", path, token).0
         })
     };
     let token = Some("canary-token-of-ops");
@@ -231,12 +232,13 @@ async fn others_are_served_by_tls_and_only_with_a_token() {
     }
     let log = relay.log();
     let probes =
-        log.split("probes and metrics alone: http://0.0.0.0:").nth(1).unwrap().split('/').next().unwrap();
+        log.split("probes and metrics only: http://0.0.0.0:").nth(1).unwrap().split('/').next().unwrap();
     for path in ["/healthz", "/readyz", "/metrics"] {
         let tcp = || TcpStream::connect(format!("127.0.0.1:{probes}")).unwrap();
-        assert_eq!(once_ready(|| ask(tcp(), "GET", path, None).0), 200, "{path}");
+        assert_eq!(retry_while_starting(|| request(tcp(), "GET", path, None).0), 200, "{path}");
     }
-    // Browsers that came by TLS once keep to it, but for `localhost`, where other servers are without.
+    // Browsers keep using TLS after the first visit, except for `localhost`, where other servers
+    // have no TLS.
     for (host, strict) in
         [("outbox.example.com", true), ("outbox.example.com:8443", true), ("localhost", false)]
     {
@@ -249,7 +251,7 @@ async fn others_are_served_by_tls_and_only_with_a_token() {
         assert!(answer.starts_with("http/1.1 200"), "{answer}");
         assert_eq!(answer.contains("strict-transport-security: max-age="), strict, "{host}: {answer}");
     }
-    // Whoever does not speak TLS gets no answer, and holds up nobody.
+    // A client without TLS gets no response, and does not block other clients.
     let mut plain = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
     plain.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     write!(plain, "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
@@ -262,28 +264,28 @@ async fn others_are_served_by_tls_and_only_with_a_token() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_allow_remote_there_are_probes_and_metrics_and_no_api() {
-    let place = Place::new();
-    place.outbox("shop.db").await;
-    let relay = place.relay("relay", &place.config(RELAY), &["--listen", "0.0.0.0:0", "--allow-remote"]);
-    relay.says("relay started").await;
+    let dir = TestDir::new();
+    dir.outbox("shop.db").await;
+    let relay = dir.relay("relay", &dir.config(RELAY), &["--listen", "0.0.0.0:0", "--allow-remote"]);
+    relay.wait_for_log("relay started").await;
     assert!(!relay.log().contains("dashboard: "), "{}", relay.log());
     let port = address(&relay).rsplit(':').next().unwrap().to_owned();
     let tcp = || TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
-    let get = |path| once_ready(|| ask(tcp(), "GET", path, None).0);
+    let get = |path| retry_while_starting(|| request(tcp(), "GET", path, None).0);
     assert_eq!(["/healthz", "/readyz", "/metrics"].map(get), [200; 3]);
     assert_eq!(["/", "/api/outbox/whoami", "/api/docs"].map(get), [404; 3]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn behind_a_proxy_with_tls_cookies_are_for_tls_only() {
-    let place = Place::new();
-    place.outbox("shop.db").await;
+    let dir = TestDir::new();
+    dir.outbox("shop.db").await;
     let tokens = "tokens = [{ name = \"ops\", role = \"read\", token = \"canary-token-of-ops\" }]\n";
     for (setting, secure) in [("", false), ("secure-cookies = true\n", true)] {
         let http =
             format!("[http]\nlisten = \"127.0.0.1:0\"\nhosts = [\"outbox.example.com\"]\n{setting}{tokens}");
-        let relay = place.relay("relay", &place.config(&format!("{RELAY}{http}")), &[]);
-        relay.says("relay started").await;
+        let relay = dir.relay("relay", &dir.config(&format!("{RELAY}{http}")), &[]);
+        relay.wait_for_log("relay started").await;
         let mut stream = connect(&relay);
         let body = "{\"token\": \"canary-token-of-ops\"}";
         write!(
@@ -301,6 +303,6 @@ async fn behind_a_proxy_with_tls_cookies_are_for_tls_only() {
             secure,
             "{answer}"
         );
-        assert!(!answer.to_lowercase().contains("strict-transport-security"), "that is for the proxy to say");
+        assert!(!answer.to_lowercase().contains("strict-transport-security"), "the proxy sets this header");
     }
 }

@@ -1,4 +1,4 @@
-//! Settings of the daemon that have to fit together.
+//! Checks across settings of the daemon.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -13,7 +13,7 @@ use super::http::probes_refusal;
 use super::sources::Source;
 
 impl Config {
-    /// Finds what is wrong and what is odd, beyond single settings.
+    /// Adds mistakes and warnings that concern more than a single setting.
     pub(super) fn check(&self, reader: &mut Reader<'_>) {
         self.groups.check(reader);
         self.check_source(reader);
@@ -28,39 +28,42 @@ impl Config {
             Source::One(database) => database.check(reader),
             Source::Several(databases) => {
                 let mut names = BTreeSet::new();
-                let mut places = BTreeMap::new();
+                let mut locations = BTreeMap::new();
                 for database in databases {
                     let name = database.name.get_ref().as_str();
                     if !names.insert(name) {
-                        reader.wrong(&database.name.span(), format!("a second database named `{name}`"));
+                        reader.wrong(
+                            &database.name.span(),
+                            format!("a second database named `{name}`: names must be unique"),
+                        );
                     }
                     if let Err(reason) = check_name(name) {
                         reader.wrong(&database.name.span(), reason);
                     }
                     let (table, schema) = (database.table(), database.schema());
-                    let place = (database.url.get_ref().expose(), table, schema);
-                    if let Some(first) = places.insert(place, name) {
+                    let location = (database.url.get_ref().expose(), table, schema);
+                    if let Some(first) = locations.insert(location, name) {
                         reader.wrong(
                             &database.url.span(),
-                            format!("the same database as `{first}`: its events would be delivered for both"),
+                            format!("the same database as `{first}`: its events would be delivered under both names"),
                         );
                     }
                     check_at(reader, &database.url, table, schema);
                 }
                 if databases.is_empty() {
-                    reader.mistakes.push(Mistake::of_file("`databases` names none"));
+                    reader.mistakes.push(Mistake::of_file("`databases` is empty"));
                 }
             }
             Source::Discovered(discovery) => check_at(reader, &discovery.url, None, None),
         }
         let advice = match self.groups.mode() {
-            Mode::LogOnly => "with several, use another mode and `[[topics]]`",
-            Mode::WriterOnly => "with several, start a relay for each",
+            Mode::LogOnly => "for several databases, use another mode and `[[topics]]`",
+            Mode::WriterOnly => "for several databases, start a relay for each",
             _ => return,
         };
         if self.source.is_fleet() {
             let mode = self.mode_name();
-            let reason = format!("`mode = \"{mode}\"` is for one `[database]`: {advice}");
+            let reason = format!("`mode = \"{mode}\"` needs one `[database]`: {advice}");
             reader.mistakes.push(Mistake::of_file(reason));
         }
     }
@@ -87,22 +90,22 @@ impl Config {
         }
     }
 
-    /// Every `to` names a publisher, and every publisher is named.
+    /// Checks that every `to` names a publisher; warns of publishers that no `to` names.
     fn check_destinations(&self, reader: &mut Reader<'_>) {
         let known: Vec<&str> = self.publishers.keys().map(String::as_str).collect();
         let of_topics = self.topics.iter().flat_map(|topic| &topic.to);
         let mut used = BTreeSet::new();
         for to in self.routes.iter().map(|route| &route.to).chain(of_topics) {
             used.insert(to.get_ref().as_str());
-            // A publisher that could not be read is not one that is not there.
+            // A publisher with a mistake must not be reported as missing, too.
             if !known.contains(&to.get_ref().as_str()) && !self.names(to.get_ref()) {
                 reader.wrong(&to.span(), no_such("publisher", to.get_ref(), &known));
             }
         }
         for name in known.into_iter().filter(|name| !used.contains(name)) {
-            let reason = format!("nothing goes to the publisher `{name}`: no route and no topic names it");
-            let place = reader.place("publishers", name);
-            reader.odd(&place, reason);
+            let reason = format!("the publisher `{name}` is not used: no route and no topic names it");
+            let span = reader.place("publishers", name);
+            reader.odd(&span, reason);
         }
         let standard: Vec<&str> = self
             .publishers
@@ -112,22 +115,22 @@ impl Config {
             .collect();
         if let [_, second, ..] = standard.as_slice() {
             let reason = format!(
-                "the publisher `{second}` is the second that writes to standard output: one is enough"
+                "the publisher `{second}` is the second one that writes to standard output: only one may"
             );
-            let place = reader.place("publishers", second);
-            reader.wrong(&place, reason);
+            let span = reader.place("publishers", second);
+            reader.wrong(&span, reason);
         }
     }
 
-    /// Whether the file has a publisher of this name, right or wrong.
+    /// Whether the file has a publisher of this name, with or without mistakes.
     fn names(&self, publisher: &str) -> bool {
         self.written.get("publishers").is_some_and(|publishers| publishers.get(publisher).is_some())
     }
 
     fn check_routes(&self, reader: &mut Reader<'_>) {
         let unused = match self.groups.mode() {
-            Mode::LogOnly => Some("`mode = \"log\"` publishes topics alone: no route is ever asked"),
-            Mode::WriterOnly => Some("`mode = \"writer-only\"` delivers nothing: no route is ever asked"),
+            Mode::LogOnly => Some("`mode = \"log\"` publishes only topics: routes are not used"),
+            Mode::WriterOnly => Some("`mode = \"writer-only\"` delivers nothing: routes are not used"),
             _ => None,
         };
         if let Some(reason) = unused {
@@ -138,16 +141,17 @@ impl Config {
         }
         if self.routes.is_empty() && reader.mistakes.is_empty() {
             reader.mistakes.push(Mistake::of_file(
-                "no `[[routes]]`: every event would be dead at once; `to` alone makes one for all events",
+                "no `[[routes]]`: no event would be delivered; a route with only `to` matches all events",
             ));
         }
         let mut catch_all: Option<Range<usize>> = None;
         for route in &self.routes {
             if let Some(first) = &catch_all {
                 let line = Mistake::line(reader.text, first);
-                let reason = format!("no event comes to this route: the one on line {line} takes them all");
+                let reason =
+                    format!("this route is never reached: the route on line {line} matches all events");
                 reader.odd(&route.to.span(), reason);
-            } else if route.takes_all() {
+            } else if route.matches_all() {
                 catch_all = Some(route.to.span());
             }
         }
@@ -160,7 +164,7 @@ impl Config {
             }
             (Mode::WriterOnly, Some(topic)) => {
                 let reason =
-                    "`mode = \"writer-only\"` publishes nothing: use `mode = \"log\"` for topics alone";
+                    "`mode = \"writer-only\"` publishes nothing: use `mode = \"log\"` to publish topics only";
                 reader.wrong(&topic.name.span(), reason);
             }
             _ => {}
@@ -169,7 +173,10 @@ impl Config {
         for topic in &self.topics {
             let name = topic.name.get_ref().as_str();
             if !names.insert(name) {
-                reader.wrong(&topic.name.span(), format!("a second topic named `{name}`: name them apart"));
+                reader.wrong(
+                    &topic.name.span(),
+                    format!("a second topic named `{name}`: names must be unique"),
+                );
             }
             let mut to = BTreeSet::new();
             if let Some(twice) = topic.to.iter().find(|one| !to.insert(one.get_ref())) {
@@ -180,14 +187,14 @@ impl Config {
                 reader.wrong(&other.span(), reason);
             }
             if topic.to.is_empty() {
-                reader.wrong(&topic.name.span(), "it goes nowhere: name publishers in `to`");
+                reader.wrong(&topic.name.span(), "the topic has no publisher: name publishers in `to`");
             }
             let is_name = |tag: &str| !tag.is_empty() && !tag.contains('=');
             let tags = topic.required_tags.iter().chain(&topic.any_of_tags);
             let mut tags = tags.map(Text::as_str).chain(topic.tag.keys().map(String::as_str));
             if let Some(tag) = tags.find(|tag| !is_name(tag)) {
                 let reason = format!(
-                    "`{tag}` cannot be the name of a tag; values are asked for by `tag = {{ name = \"value\" }}`"
+                    "`{tag}` cannot be the name of a tag; select values by `tag = {{ name = \"value\" }}`"
                 );
                 reader.wrong(&topic.name.span(), reason);
             }

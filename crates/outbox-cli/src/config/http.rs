@@ -1,4 +1,4 @@
-//! Where probes, metrics, the API and the dashboard are served, and to whom.
+//! Settings of the HTTP server: addresses, TLS, and tokens for the API and the dashboard.
 
 use std::net::SocketAddr;
 
@@ -24,7 +24,7 @@ pub(crate) struct Http {
     pub(crate) tokens: Vec<Spanned<TokenSetting>>,
 }
 
-/// Who may ask.
+/// One entry of `tokens`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct TokenSetting {
@@ -35,7 +35,7 @@ pub(crate) struct TokenSetting {
 }
 
 impl TokenSetting {
-    /// The token; an error says what is wrong with it, and never shows it.
+    /// The token. An error does not contain the secret.
     pub(crate) fn token(&self) -> Result<Token, String> {
         let name = self.name.as_str();
         match (&self.token, &self.digest) {
@@ -48,27 +48,28 @@ impl TokenSetting {
 }
 
 impl Http {
-    /// Whether answers are encrypted.
+    /// Whether this server uses TLS.
     pub(crate) fn has_tls(&self) -> bool {
         self.tls_cert.is_some() && self.tls_key.is_some()
     }
 
-    /// Whether browsers reach it by TLS alone, by that of this process or of a proxy before it.
+    /// Whether browsers connect only by TLS, of this process or of a proxy in front of it.
     pub(crate) fn is_behind_tls(&self) -> bool {
         self.has_tls() || self.secure_cookies == Some(true)
     }
 
-    /// The names by which it is asked.
+    /// Host names of this server.
     pub(crate) fn host_names(&self) -> impl Iterator<Item = &str> {
         self.hosts.iter().map(Text::as_str)
     }
 
-    /// Whether the API may be served there: to this machine alone, or to those who have a token, by TLS.
+    /// Whether the API may be served at this address: only on a loopback address, or with TLS and
+    /// tokens.
     pub(crate) fn serves_api(&self, listen: SocketAddr) -> bool {
         listen.ip().is_loopback() || (self.has_tls() && !self.tokens.is_empty())
     }
 
-    /// What is wrong with this address, if anything is.
+    /// Reason to refuse this address, if there is one.
     pub(crate) fn refusal(&self, listen: SocketAddr, allow_remote: bool) -> Option<String> {
         if self.tls_cert.is_some() != self.tls_key.is_some() {
             return Some("`tls-cert` and `tls-key` belong together: set both or neither".to_owned());
@@ -78,19 +79,20 @@ impl Http {
         }
         Some(format!(
             "{listen} can be reached from other machines: set `tls-cert`, `tls-key` and at least one of `tokens` under \
-             `[http]`, or listen on 127.0.0.1, or say `allow-remote = true` (--allow-remote) to serve probes and metrics \
-             alone, to whoever asks"
+             `[http]`, or listen on 127.0.0.1, or set `allow-remote = true` (--allow-remote) to serve only probes and \
+             metrics, without a token"
         ))
     }
 }
 
-/// What is wrong with this address for probes and metrics, if anything is: they are served there without a token.
+/// Reason to refuse this address for `probes-listen`, where probes and metrics need no token, if
+/// there is one.
 pub(crate) fn probes_refusal(listen: SocketAddr, allow_remote: bool) -> Option<String> {
     if listen.ip().is_loopback() || allow_remote {
         return None;
     }
     Some(format!(
-        "{listen} can be reached from other machines: say `allow-remote = true` (--allow-remote) to serve probes and metrics \
+        "{listen} can be reached from other machines: set `allow-remote = true` (--allow-remote) to serve probes and metrics \
          there without a token, or use an address of 127.0.0.1"
     ))
 }
@@ -105,7 +107,7 @@ mod tests {
 
     #[test]
     fn an_address_that_others_can_reach_needs_tls_and_a_token() {
-        let (here, there) = ("127.0.0.1:80".parse().unwrap(), "10.0.0.1:80".parse().unwrap());
+        let (local, remote) = ("127.0.0.1:80".parse().unwrap(), "10.0.0.1:80".parse().unwrap());
         let token = "tokens = [{ name = \"ops\", role = \"read\", token = \"a-secret-of-some-length\" }]\n";
         let tls = "tls-cert = \"c\"\ntls-key = \"k\"\n";
         for (text, refused, api) in [
@@ -117,16 +119,16 @@ mod tests {
         ] {
             let http = http(text);
             assert_eq!(
-                (http.refusal(there, false).is_some(), http.serves_api(there)),
+                (http.refusal(remote, false).is_some(), http.serves_api(remote)),
                 (refused, api),
                 "{text}"
             );
         }
-        assert!(http("").refusal(here, false).is_none() && http("").serves_api(here));
-        assert!(http("").refusal(there, true).is_none() && !http("").serves_api(there), "probes alone");
-        assert!(http("tls-key = \"k\"").refusal(here, true).is_some());
-        assert!(probes_refusal(here, false).is_none() && probes_refusal(there, true).is_none());
-        assert!(probes_refusal(there, false).is_some());
+        assert!(http("").refusal(local, false).is_none() && http("").serves_api(local));
+        assert!(http("").refusal(remote, true).is_none() && !http("").serves_api(remote), "only probes");
+        assert!(http("tls-key = \"k\"").refusal(local, true).is_some());
+        assert!(probes_refusal(local, false).is_none() && probes_refusal(remote, true).is_none());
+        assert!(probes_refusal(remote, false).is_some());
     }
 
     #[test]

@@ -1,16 +1,16 @@
 //! The settings file of the relay.
 //!
-//! The parser and the settings that an embedded outbox has as well are the library's
-//! (`outbox::settings::file`); here are the settings that the daemon alone has.
+//! The parser, and the settings that an embedded outbox shares, are in the library
+//! (`outbox::settings::file`); this module has the settings of the daemon.
 //!
-//! | file | what it has |
+//! | module | contents |
 //! | --- | --- |
 //! | `sources`, `http`, `transports`, `routes`, `topics` | the settings of the daemon |
 //! | `pattern` | patterns of routes |
-//! | `check`, `summary` | settings that have to fit together, and their summary |
+//! | `check`, `summary` | checks across settings, and a summary of all settings |
 //!
-//! A new setting is a field of its group, a line in `outbox.sample.toml` (a test insists), and a
-//! line in the guide.
+//! A new setting needs a field of its group, a line in `outbox.sample.toml` (enforced by a test),
+//! and a line in the guide.
 
 mod check;
 mod http;
@@ -34,16 +34,16 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 pub(crate) use self::http::{Http, probes_refusal};
 pub(crate) use self::routes::Route;
-pub(crate) use self::sources::{Choice, Fleet, Kind, Named, Source};
+pub(crate) use self::sources::{AllowedKind, Fleet, FleetSelection, NamedDatabase, Source};
 pub(crate) use self::topics::Topic;
 pub(crate) use self::transports::{Publisher, Transport};
 
 use self::transports::TRANSPORTS;
 
-/// The file with everything in it, and what it means.
+/// Sample file with all settings and their explanations.
 pub(crate) const SAMPLE: &str = include_str!("../../outbox.sample.toml");
 
-/// What a settings file says.
+/// Parsed settings of a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) groups: Groups,
@@ -53,37 +53,37 @@ pub(crate) struct Config {
     pub(crate) publishers: BTreeMap<String, Publisher>,
     pub(crate) routes: Vec<Route>,
     pub(crate) topics: Vec<Topic>,
-    /// What is odd, but does no harm.
+    /// Suspicious settings that are not mistakes.
     pub(crate) warnings: Vec<Mistake>,
-    /// As it was written, by the names at the top.
+    /// Settings as written, by their top-level names.
     written: BTreeMap<String, toml::Value>,
 }
 
 impl Config {
-    /// Reads a file. `otherwise` is the database if the file names none.
-    pub(crate) fn open(file: &Path, otherwise: Option<&str>) -> Result<Self, SettingsError> {
+    /// Reads a file. `fallback_url` is used if the file names no database.
+    pub(crate) fn open(file: &Path, fallback_url: Option<&str>) -> Result<Self, SettingsError> {
         let (name, text) = read_file(file)?;
-        Self::parse(&text, &Environment::of_process(), otherwise)
+        Self::parse(&text, &Environment::of_process(), fallback_url)
             .map_err(|found| SettingsError::new(name, found))
     }
 
-    /// Reads a text, with these variables of the environment.
+    /// Parses the text of a file, with these environment variables.
     pub(crate) fn parse(
         text: &str,
         environment: &Environment,
-        otherwise: Option<&str>,
+        fallback_url: Option<&str>,
     ) -> Result<Self, Vec<Mistake>> {
         let mut reader = Reader::new(text, environment);
-        // Of a text that is not TOML nothing else can be said.
+        // Without valid TOML nothing else can be checked.
         if !reader.is_sound() {
             return Err(reader.into_mistakes().0);
         }
         let groups = Groups::read(&mut reader);
         let http = reader.group("http");
         let fleet = reader.group("fleet");
-        let source = source(&mut reader, otherwise);
+        let source = source(&mut reader, fallback_url);
         let publishers = publishers(&mut reader);
-        let routes = several(&mut reader, "routes");
+        let routes = read_array(&mut reader, "routes");
         let topics = topics::topics(&mut reader);
         for (name, span) in reader.rest() {
             reader.wrong(&span, no_such("setting", &name, &top()));
@@ -107,7 +107,7 @@ impl Config {
         }
     }
 
-    /// Settings without a file: one database, and no publisher yet.
+    /// Creates settings without a file: one database and no publisher.
     pub(crate) fn of(database: &str) -> Self {
         let url = Some(Spanned::new(0..0, database.into()));
         Self {
@@ -123,14 +123,14 @@ impl Config {
         }
     }
 
-    /// Sends all events to a publisher.
+    /// Adds a publisher, and a route of all events to it.
     pub(crate) fn publish_to(&mut self, publisher: &str, transport: Transport) {
         let entry = Publisher { transport, kind: "lines", written: toml::Value::Boolean(true) };
         self.publishers.insert(publisher.to_owned(), entry);
         self.routes.push(Route::all(publisher));
     }
 
-    /// What differs from this and cannot change while a relay runs: names of the settings at the top.
+    /// Top-level names of settings that differ in `new` and cannot change while a relay runs.
     pub(crate) fn fixed_parts_that_differ(&self, new: &Config) -> Vec<String> {
         let names = self.written.keys().chain(new.written.keys());
         let mut differ: Vec<String> = names
@@ -144,23 +144,23 @@ impl Config {
     }
 }
 
-/// An array of tables. One that is wrong does not keep the others from being read.
-fn several<'i, T: serde::Deserialize<'i>>(reader: &mut Reader<'i>, name: &str) -> Vec<T> {
+/// Reads an array of tables. A mistake in one table does not prevent reading the others.
+fn read_array<'i, T: serde::Deserialize<'i>>(reader: &mut Reader<'i>, name: &str) -> Vec<T> {
     let Some((key, value)) = reader.take(name) else { return Vec::new() };
     match value.into_inner() {
         DeValue::Array(items) => items.into_iter().filter_map(|item| reader.read(item)).collect(),
         _ => {
-            reader.wrong(&key.span(), format!("write each in a table of its own, under `[[{name}]]`"));
+            reader.wrong(&key.span(), format!("use one `[[{name}]]` table for each"));
             Vec::new()
         }
     }
 }
 
-/// Where events come from: said in one way, or not at all.
-fn source(reader: &mut Reader<'_>, otherwise: Option<&str>) -> Option<Source> {
+/// Reads the source of events, which may be given in one way only.
+fn source(reader: &mut Reader<'_>, fallback_url: Option<&str>) -> Option<Source> {
     let before = reader.mistakes.len();
     let one = reader.has::<Database>("database").then(|| reader.group::<Database>("database"));
-    // One that could not be read is not one that is not there.
+    // A table with a mistake must not be reported as missing, too.
     let is_wrong = reader.mistakes.len() > before;
     let many = reader.take("databases");
     let query = reader.take("discovery");
@@ -173,7 +173,7 @@ fn source(reader: &mut Reader<'_>, otherwise: Option<&str>) -> Option<Source> {
     if let Some((span, first)) = second {
         reader.wrong(
             &span,
-            format!("databases are given twice: leave out {first} (or OUTBOX_DATABASE_URL) or this"),
+            format!("databases are given twice: remove {first} (or OUTBOX_DATABASE_URL) or this"),
         );
         return None;
     }
@@ -182,11 +182,11 @@ fn source(reader: &mut Reader<'_>, otherwise: Option<&str>) -> Option<Source> {
     }
     if let Some((key, value)) = many {
         let DeValue::Array(items) = value.into_inner() else {
-            reader.wrong(&key.span(), "write each in a table of its own, under `[[databases]]`");
+            reader.wrong(&key.span(), "use one `[[databases]]` table for each");
             return None;
         };
         let count = items.len();
-        let named: Vec<Named> = items.into_iter().filter_map(|item| reader.read(item)).collect();
+        let named: Vec<NamedDatabase> = items.into_iter().filter_map(|item| reader.read(item)).collect();
         return (named.len() == count).then_some(Source::Several(named));
     }
     if is_wrong {
@@ -195,7 +195,7 @@ fn source(reader: &mut Reader<'_>, otherwise: Option<&str>) -> Option<Source> {
     let mut database = one.unwrap_or_default();
     if database.url.is_none() {
         reader.given_by("database", "url", crate::database::FLAG);
-        database.url = otherwise.map(|url| Spanned::new(0..0, url.into()));
+        database.url = fallback_url.map(|url| Spanned::new(0..0, url.into()));
     }
     if database.url.is_none() {
         let reason = "no database: write `url` under `[database]`, or set DATABASE_URL";
@@ -209,7 +209,7 @@ fn publishers(reader: &mut Reader<'_>) -> BTreeMap<String, Publisher> {
     let mut publishers = BTreeMap::new();
     let Some((key, value)) = reader.take("publishers") else { return publishers };
     let DeValue::Table(table) = value.into_inner() else {
-        reader.wrong(&key.span(), "write each in a table of its own, such as `[publishers.orders.nats]`");
+        reader.wrong(&key.span(), "use one table for each, such as `[publishers.orders.nats]`");
         return publishers;
     };
     for (name, value) in table {
@@ -220,7 +220,7 @@ fn publishers(reader: &mut Reader<'_>) -> BTreeMap<String, Publisher> {
                 publishers.insert(name.into_inner().into_owned(), publisher);
             }
         } else {
-            let reason = format!("name its one transport, as in `[publishers.{name}.nats]`");
+            let reason = format!("name exactly one transport, as in `[publishers.{name}.nats]`");
             reader.wrong(&name.span(), reason);
         }
     }
@@ -257,7 +257,7 @@ fn publisher<'i>(reader: &mut Reader<'i>, name: &str, transports: DeTable<'i>) -
                     return None;
                 }
             };
-            // What does not fit together shows when one is made; it connects to nothing yet.
+            // Creating the publisher checks its settings as a whole; it does not connect.
             if let Transport::Broker(broker) = &transport
                 && let Err(reason) = broker.open(name)
             {
@@ -270,6 +270,6 @@ fn publisher<'i>(reader: &mut Reader<'i>, name: &str, transports: DeTable<'i>) -
 }
 
 #[cfg(test)]
-mod any_text;
+mod proptests;
 #[cfg(test)]
 mod tests;

@@ -1,16 +1,16 @@
-//! Patterns of texts, in which `*` stands for any run of characters, none included.
+//! Patterns in which `*` stands for any sequence of characters, including none.
 
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 
-/// One pattern, taken apart at its stars.
+/// One pattern, split at its stars.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pattern {
     start: Box<str>,
     middle: Box<[Box<str>]>,
-    /// `None` without a star: then `start` is the whole text.
+    /// `None` without a star: then `start` is the whole pattern.
     end: Option<Box<str>>,
 }
 
@@ -19,27 +19,27 @@ impl Pattern {
         let mut pieces = written.split('*');
         let start = pieces.next().unwrap_or_default().into();
         let end = pieces.next_back().map(Into::into);
-        // Two stars side by side are one.
+        // Adjacent stars are equivalent to one.
         let middle = pieces.filter(|piece| !piece.is_empty()).map(Into::into).collect();
         Self { start, middle, end }
     }
 
-    /// Whether it matches every text.
+    /// Whether the pattern matches every text.
     pub(crate) fn is_anything(&self) -> bool {
         self.start.is_empty() && self.middle.is_empty() && self.end.as_deref() == Some("")
     }
 
-    /// Whether it has no star: it matches one text.
+    /// Whether the pattern has no star, so that it matches one text.
     pub(crate) fn is_exact(&self) -> bool {
         self.end.is_none()
     }
 
-    /// Whether it matches this one.
+    /// Whether the pattern matches this text.
     pub(crate) fn matches(&self, text: &str) -> bool {
         let Some(end) = &self.end else { return *self.start == *text };
         let Some(rest) = text.strip_prefix(&*self.start) else { return false };
         let Some(mut rest) = rest.strip_suffix(&**end) else { return false };
-        // The first place that fits leaves the most for what follows.
+        // The first match of a piece leaves the longest rest for the following pieces.
         for piece in &self.middle {
             match rest.find(&**piece) {
                 Some(at) => rest = &rest[at + piece.len()..],
@@ -63,7 +63,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// One pattern or several, of which one has to match.
+/// One or several patterns, of which one has to match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Patterns(pub(crate) Vec<Pattern>);
 
@@ -97,7 +97,7 @@ impl<'de> Deserialize<'de> for Patterns {
 
             fn visit_str<E: Error>(self, written: &str) -> Result<Patterns, E> {
                 if written.is_empty() {
-                    return Err(E::custom("an empty pattern matches nothing: use `*` for anything"));
+                    return Err(E::custom("an empty pattern matches nothing: use `*` to match anything"));
                 }
                 Ok(Patterns(vec![Pattern::new(written)]))
             }
@@ -108,7 +108,7 @@ impl<'de> Deserialize<'de> for Patterns {
                     patterns.extend(more);
                 }
                 if patterns.is_empty() {
-                    return Err(A::Error::custom("no pattern matches nothing: use `*` for anything"));
+                    return Err(A::Error::custom("an empty list matches nothing: use `*` to match anything"));
                 }
                 Ok(Patterns(patterns))
             }
@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// What a pattern means, letter by letter.
+    /// Reference implementation: matches character by character.
     fn naive(pattern: &[char], text: &[char]) -> bool {
         match pattern.split_first() {
             None => text.is_empty(),
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_any_run_of_characters() {
+    fn a_star_matches_any_sequence_of_characters() {
         for (pattern, matches, does_not) in [
             ("order.placed", vec!["order.placed"], vec!["order.placed2", "order", ""]),
             ("order.*", vec!["order.", "order.placed", "order.a.b"], vec!["order", "orders.x"]),
@@ -156,7 +156,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
-        fn a_compiled_pattern_says_what_a_naive_one_says(pattern in "[abé*]{0,6}", text in "[abé]{0,8}") {
+        fn a_compiled_pattern_matches_like_a_naive_one(pattern in "[abé*]{0,6}", text in "[abé]{0,8}") {
             let letters = |text: &str| text.chars().collect::<Vec<_>>();
             let expected = naive(&letters(&pattern), &letters(&text));
             prop_assert_eq!(Pattern::new(&pattern).matches(&text), expected);

@@ -1,4 +1,4 @@
-//! Routes: which events go to which publisher. The first that matches wins.
+//! Routes from events to publishers. The first route that matches wins.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use toml::Spanned;
 
 use super::pattern::Patterns;
 
-/// One route, as it stands in the file. What it does not name may be anything.
+/// One `[[routes]]` table. A condition that is not set matches anything.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Route {
@@ -26,7 +26,7 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// One for all events.
+    /// Creates a route that matches all events.
     pub(crate) fn all(to: &str) -> Self {
         Self {
             r#type: None,
@@ -40,13 +40,13 @@ impl Route {
         }
     }
 
-    /// Whether it is for events of this type, if all else is right.
-    pub(crate) fn takes_type(&self, event_type: &str) -> bool {
+    /// Whether the condition on the event type matches.
+    pub(crate) fn matches_type(&self, event_type: &str) -> bool {
         self.r#type.as_ref().is_none_or(|patterns| patterns.matches(event_type))
     }
 
-    /// Whether all else is right, of an event whose type is.
-    pub(crate) fn takes_rest(&self, event: &Event) -> bool {
+    /// Whether all conditions except the one on the event type match.
+    pub(crate) fn matches_conditions(&self, event: &Event) -> bool {
         let fits = |patterns: &Option<Patterns>, text: Option<&str>| {
             patterns.as_ref().is_none_or(|patterns| text.is_some_and(|text| patterns.matches(text)))
         };
@@ -60,7 +60,8 @@ impl Route {
                 .all(|(name, patterns)| event.header(name).is_some_and(|text| patterns.matches(text)))
     }
 
-    /// Whether only the type counts. Every event has an aggregate type; the rest it may lack.
+    /// Whether only the event type decides. The aggregate type may be `*`, since every event has
+    /// one; other attributes may be missing, so that even `*` is a condition.
     pub(crate) fn is_by_type_alone(&self) -> bool {
         self.aggregate_type.as_ref().is_none_or(Patterns::is_anything)
             && self.aggregate_id.is_none()
@@ -69,8 +70,8 @@ impl Route {
             && self.header.is_empty()
     }
 
-    /// Whether it takes every event.
-    pub(crate) fn takes_all(&self) -> bool {
+    /// Whether the route matches every event.
+    pub(crate) fn matches_all(&self) -> bool {
         self.is_by_type_alone() && self.r#type.as_ref().is_none_or(Patterns::is_anything)
     }
 }

@@ -1,21 +1,21 @@
-//! The sources of events: one database, several, or those that a query names.
+//! Sources of events: one database, several, or databases that a discovery query returns.
 
 use outbox::settings::file::{Count, Database, Time};
 use outbox_transports::{Secret, Text};
 use serde::Deserialize;
 use toml::Spanned;
 
-/// One of several.
+/// One `[[databases]]` table.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub(crate) struct Named {
+pub(crate) struct NamedDatabase {
     pub(crate) name: Spanned<Text>,
     pub(crate) url: Spanned<Secret>,
     pub(crate) table: Option<Text>,
     pub(crate) schema: Option<Text>,
 }
 
-/// A query, asked again and again, whose rows are databases: a name and a URL each.
+/// A query that runs periodically, and returns a name and a URL for each database.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Discovery {
@@ -23,46 +23,46 @@ pub(crate) struct Discovery {
     pub(crate) query: Text,
     pub(crate) interval: Option<Time<1>>,
     pub(crate) absences: Option<Count>,
-    /// Kinds of databases that rows may name. A file of SQLite only if it is listed.
+    /// Kinds of databases that rows may name. SQLite files only if listed.
     #[serde(default = "servers")]
-    pub(crate) allow: Vec<Kind>,
-    /// Hosts that rows may name; any if not set.
+    pub(crate) allow: Vec<AllowedKind>,
+    /// Hosts that rows may name; any host if not set.
     pub(crate) hosts: Option<Vec<Text>>,
 }
 
-/// A kind of database.
+/// Kind of database that discovery allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
+pub(crate) enum AllowedKind {
     Postgres,
     MySql,
     Sqlite,
 }
 
-fn servers() -> Vec<Kind> {
-    vec![Kind::Postgres, Kind::MySql]
+fn servers() -> Vec<AllowedKind> {
+    vec![AllowedKind::Postgres, AllowedKind::MySql]
 }
 
-/// What several databases share.
+/// Limits that several databases share.
 #[derive(Clone, Debug, Default, Deserialize, serde::Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub(crate) struct Fleet {
     pub(crate) max_connections: Option<Count>,
     pub(crate) patience: Option<Time<10>>,
-    pub(crate) selection: Option<Choice>,
+    pub(crate) selection: Option<FleetSelection>,
 }
 
-/// Which of several databases is polled next.
+/// Selection of the database that is polled next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Choice {
-    /// A batch from each in turn, many at the same time
+pub(crate) enum FleetSelection {
+    /// A batch from each database in turn, several concurrently
     RoundRobin,
-    /// One until it is empty, then the next
+    /// One database until it is empty, then the next
     DrainFirst,
 }
 
-impl Named {
+impl NamedDatabase {
     pub(crate) fn table(&self) -> Option<&str> {
         self.table.as_ref().map(Text::as_str)
     }
@@ -72,11 +72,11 @@ impl Named {
     }
 }
 
-/// Which of them.
+/// Source of events.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
     One(Database),
-    Several(Vec<Named>),
+    Several(Vec<NamedDatabase>),
     Discovered(Discovery),
 }
 

@@ -1,4 +1,4 @@
-//! What a settings file means, in a few lines. Holds no secrets.
+//! Summary of a settings file in a few lines, without secrets.
 
 use outbox::settings::file::General;
 use serde::Serialize;
@@ -8,7 +8,7 @@ use super::sources::Source;
 use crate::database::DatabaseUrl;
 
 impl Config {
-    /// Lines under names, in the order of the file.
+    /// Lines grouped by name, in the order of the sample file.
     pub(crate) fn summary(&self) -> Vec<(&'static str, Vec<String>)> {
         let groups = &self.groups;
         let routes = self.routes.iter().map(|route| {
@@ -74,10 +74,10 @@ impl Config {
     }
 }
 
-/// What is set of a group: `interval 1s, batch-size 10`.
+/// Lists the settings of a group that are set: `interval 1s, batch-size 10`.
 fn set(group: &impl Serialize) -> String {
     let Ok(serde_json::Value::Object(settings)) = serde_json::to_value(group) else { return String::new() };
-    let said: Vec<String> = settings
+    let texts: Vec<String> = settings
         .into_iter()
         .filter(|(_, value)| !value.is_null())
         .map(|(name, value)| match value {
@@ -85,5 +85,5 @@ fn set(group: &impl Serialize) -> String {
             other => format!("{name} {other}"),
         })
         .collect();
-    said.join(", ")
+    texts.join(", ")
 }

@@ -26,7 +26,7 @@ fn warnings(text: &str) -> Vec<String> {
     config.warnings.iter().map(|warning| warning.in_file("outbox.toml")).collect()
 }
 
-/// Lines 1 to 6 of a good file; its own come after.
+/// Lines 1 to 6 of a valid file; tests append their own lines.
 const GOOD: &str = "\
 [database]
 url = \"sqlite:shop.db\"
@@ -37,7 +37,7 @@ to = \"lines\"
 ";
 
 #[test]
-fn what_a_good_file_says_is_understood() {
+fn a_valid_file_is_parsed() {
     let config =
         parse(&format!("mode = \"single-node\"\n{GOOD}[poller]\ninterval = \"1s\"\nbatch-size = 7\n"))
             .unwrap();
@@ -52,17 +52,19 @@ fn what_a_good_file_says_is_understood() {
 fn the_selection_of_a_fleet_is_a_setting() {
     let databases = "[[databases]]\nname = \"a\"\nurl = \"sqlite:a.db\"\n";
     let good = GOOD.replace("[database]\nurl = \"sqlite:shop.db\"\n", databases);
-    for (written, choice) in [("round-robin", Choice::RoundRobin), ("drain-first", Choice::DrainFirst)] {
+    for (written, choice) in
+        [("round-robin", FleetSelection::RoundRobin), ("drain-first", FleetSelection::DrainFirst)]
+    {
         let config = parse(&format!("{good}[fleet]\nselection = \"{written}\"\n")).unwrap();
         assert_eq!(config.fleet.selection, Some(choice));
     }
     assert_eq!(parse(&good).unwrap().fleet.selection, None);
     let mistake = mistakes(&format!("{good}[fleet]\nselection = \"random\"\n"));
-    let told = "there is no value `random`: use `round-robin` or `drain-first`";
-    assert!(mistake.len() == 1 && mistake[0].ends_with(told), "{mistake:?}");
+    let message = "there is no value `random`: use `round-robin` or `drain-first`";
+    assert!(mistake.len() == 1 && mistake[0].ends_with(message), "{mistake:?}");
 }
 
-/// A-72: as the seed spells them.
+/// A-72
 #[test]
 fn modes_may_be_written_with_underscores() {
     let modes =
@@ -75,10 +77,10 @@ fn modes_may_be_written_with_underscores() {
     }
 }
 
-/// A-72: mistakes are told with file, line and column.
+/// A-72: mistakes are reported with file, line and column.
 #[test]
 fn a_mistake_is_told_with_its_line_and_column() {
-    for (wrong, told) in [
+    for (wrong, message) in [
         ("[poller]\nintervall = \"1s\"", "8:1: there is no setting `intervall`: did you mean `interval`?"),
         ("[poler]\n", "7:2: there is no setting `poler`: did you mean `poller`?"),
         ("[poller]\ninterval = 5", "8:12: invalid type: integer `5`, expected a time such as \"5s\""),
@@ -96,8 +98,8 @@ fn a_mistake_is_told_with_its_line_and_column() {
         (
             "[http]\nlisten = \"0.0.0.0:9090\"",
             "8:10: 0.0.0.0:9090 can be reached from other machines: set `tls-cert`, `tls-key` and at least one of `tokens` \
-             under `[http]`, or listen on 127.0.0.1, or say `allow-remote = true` (--allow-remote) to serve probes and metrics \
-             alone, to whoever asks",
+             under `[http]`, or listen on 127.0.0.1, or set `allow-remote = true` (--allow-remote) to serve only probes and \
+             metrics, without a token",
         ),
         ("[http]\nlisten = \"9090\"", "8:10: invalid socket address syntax"),
         (
@@ -111,7 +113,7 @@ fn a_mistake_is_told_with_its_line_and_column() {
         ),
         (
             "[[routes]]\ntype = \"\"\nto = \"lines\"",
-            "8:8: an empty pattern matches nothing: use `*` for anything",
+            "8:8: an empty pattern matches nothing: use `*` to match anything",
         ),
         (
             "[[routes]]\ntype = 5\nto = \"lines\"",
@@ -123,14 +125,14 @@ fn a_mistake_is_told_with_its_line_and_column() {
             "8:1: there is no transport `path`: use `amqp`, `file`, `kafka`, `log`, `mqtt`, `nats`, `redis`, `statistics`, `stdout` or `webhook`",
         ),
         ("[publishers.a.file]\n", "7:1: `path` is missing"),
-        ("[publishers.a]\n", "7:13: name its one transport, as in `[publishers.a.nats]`"),
+        ("[publishers.a]\n", "7:13: name exactly one transport, as in `[publishers.a.nats]`"),
         (
             "[publishers.a.file]\npath = \"${NO_SUCH_NAME}\"",
             "8:8: the environment variable NO_SUCH_NAME is not set",
         ),
         (
             "[[databases]]\nname = \"a\"\nurl = \"sqlite:a.db\"",
-            "7:3: databases are given twice: leave out `[database]` (or OUTBOX_DATABASE_URL) or this",
+            "7:3: databases are given twice: remove `[database]` (or OUTBOX_DATABASE_URL) or this",
         ),
         ("[[topics]]\nname = \"t\"\nto = [\"lines\", \"lines\"]", "9:16: `lines` is named twice"),
         (
@@ -141,24 +143,24 @@ fn a_mistake_is_told_with_its_line_and_column() {
             "[[topics]]\nname = \"t\"\nto = [\"lines\"]\n[topics.publishers.lines]\nintervall = \"5s\"",
             "11:1: there is no setting `intervall`: did you mean `interval`?",
         ),
-        ("[[topics]]\nname = \"t\"\nto = []", "8:8: it goes nowhere: name publishers in `to`"),
+        ("[[topics]]\nname = \"t\"\nto = []", "8:8: the topic has no publisher: name publishers in `to`"),
         (
             "[retry]\nbase-delay = \"2m\"\nmax-delay = \"1m\"",
             "8:14: `base-delay` (2m) is more than `max-delay` (1m)",
         ),
         ("[poller\n", "7:8: unclosed table, expected `]`"),
     ] {
-        assert_eq!(mistakes(&format!("{GOOD}{wrong}\n")), [format!("outbox.toml:{told}")], "{wrong}");
+        assert_eq!(mistakes(&format!("{GOOD}{wrong}\n")), [format!("outbox.toml:{message}")], "{wrong}");
     }
 }
 
 #[test]
 fn a_mistake_of_the_whole_file_names_the_file() {
-    for (text, told) in [
+    for (text, message) in [
         ("", "outbox.toml: no database: write `url` under `[database]`, or set DATABASE_URL"),
         (
             "[database]\nurl = \"sqlite:x.db\"",
-            "outbox.toml: no `[[routes]]`: every event would be dead at once; `to` alone makes one for all events",
+            "outbox.toml: no `[[routes]]`: no event would be delivered; a route with only `to` matches all events",
         ),
         (
             "mode = \"log\"\n[database]\nurl = \"sqlite:x.db\"",
@@ -169,19 +171,19 @@ fn a_mistake_of_the_whole_file_names_the_file() {
             "outbox.toml:1:8: there is no value `many`: use `single-node`, `multi-node`, `ordered`, `writer-only` or `log`",
         ),
     ] {
-        assert_eq!(mistakes(text).first().map(String::as_str), Some(told), "{text}");
+        assert_eq!(mistakes(text).first().map(String::as_str), Some(message), "{text}");
     }
 }
 
 #[test]
-fn a_database_that_cannot_be_is_told_without_its_secrets() {
-    for (url, told) in [
+fn an_invalid_database_is_reported_without_its_secrets() {
+    for (url, message) in [
         ("oracle://ada:s3cret@db/x", "2:7: it starts with \"oracle\", which is no database known here"),
         ("ada:s3cret@db", "2:7: it does not say which kind of database it is"),
         ("postgres:s3cret@db", "2:7: it needs // and a server after postgres"),
     ] {
         let found = mistakes(&GOOD.replace("sqlite:shop.db", url));
-        assert!(found[0].starts_with(&format!("outbox.toml:{told}")), "{found:?}");
+        assert!(found[0].starts_with(&format!("outbox.toml:{message}")), "{found:?}");
         assert!(!found[0].contains("s3cret"), "{found:?}");
     }
     let twice = "[[databases]]\nname = \"a\"\nurl = \"postgres://u:s3cret@h/d\"\n";
@@ -189,7 +191,10 @@ fn a_database_that_cannot_be_is_told_without_its_secrets() {
         "{twice}{}[publishers.l.stdout]\n[[routes]]\nto = \"l\"\n",
         twice.replace("\"a\"", "\"b\"")
     ));
-    assert_eq!(found, ["outbox.toml:6:7: the same database as `a`: its events would be delivered for both"]);
+    assert_eq!(
+        found,
+        ["outbox.toml:6:7: the same database as `a`: its events would be delivered under both names"]
+    );
 }
 
 #[test]
@@ -202,24 +207,24 @@ fn all_mistakes_are_told_at_once_in_their_order() {
 }
 
 #[test]
-fn a_database_that_could_not_be_read_is_not_said_to_be_missing() {
+fn a_database_with_a_mistake_is_not_reported_as_missing() {
     let text = GOOD.replace("sqlite:shop.db", "${NO_SUCH_NAME}");
     assert_eq!(mistakes(&text), ["outbox.toml:2:7: the environment variable NO_SUCH_NAME is not set"]);
 }
 
 #[test]
-fn what_is_odd_is_a_warning() {
+fn a_suspicious_setting_is_a_warning() {
     assert_eq!(
         warnings(&format!("{GOOD}[[routes]]\ntype = \"x\"\nto = \"lines\"\n")),
-        ["outbox.toml:9:6: no event comes to this route: the one on line 6 takes them all"]
+        ["outbox.toml:9:6: this route is never reached: the route on line 6 matches all events"]
     );
     assert_eq!(
         warnings(&format!("{GOOD}[publishers.idle.stdout]\n")),
-        ["outbox.toml:7:13: nothing goes to the publisher `idle`: no route and no topic names it"]
+        ["outbox.toml:7:13: the publisher `idle` is not used: no route and no topic names it"]
     );
 }
 
-/// A-72: the environment has the last word on single settings.
+/// A-72: environment variables override single settings.
 #[test]
 fn the_environment_overrides_the_file() {
     let text = format!("{GOOD}[poller]\ninterval = \"9s\"\nbatch-size = 9\n");
@@ -232,7 +237,7 @@ fn the_environment_overrides_the_file() {
         ("OUTBOX_ON_DEAD", "skip"),
         ("OUTBOX_DATABASE_URL", "sqlite:a$b.db"),
         ("OUTBOX_HTTP_LISTEN", "127.0.0.1:1234"),
-        ("OUTBOX_SOMETHING_ELSE", "is nobody's business"),
+        ("OUTBOX_SOMETHING_ELSE", "is ignored"),
     ];
     let config = parse_in(&text, &environment).unwrap();
     let groups = &config.groups;
@@ -248,7 +253,7 @@ fn the_environment_overrides_the_file() {
 
 #[test]
 fn a_mistake_of_the_environment_names_the_variable() {
-    for (name, value, told) in [
+    for (name, value, message) in [
         ("OUTBOX_POLLER_INTERVAL", "5", "invalid type: integer `5`, expected a time such as \"5s\""),
         (
             "OUTBOX_MODE",
@@ -257,12 +262,12 @@ fn a_mistake_of_the_environment_names_the_variable() {
         ),
         ("OUTBOX_CLAIM_LOCKING_LEASE", "1ms", "1ms is too short: use at least 1s"),
     ] {
-        assert_eq!(parse_in(GOOD, &[(name, value)]).err(), Some(vec![format!("{name}: {told}")]));
+        assert_eq!(parse_in(GOOD, &[(name, value)]).err(), Some(vec![format!("{name}: {message}")]));
     }
 }
 
 #[test]
-fn a_file_without_a_database_takes_the_one_that_it_is_given() {
+fn a_file_without_a_database_uses_the_fallback() {
     let text = GOOD.replace("[database]\nurl = \"sqlite:shop.db\"\n", "");
     let config = Config::parse(&text, &Environment::default(), Some("sqlite:given.db")).unwrap();
     assert!(
@@ -272,7 +277,7 @@ fn a_file_without_a_database_takes_the_one_that_it_is_given() {
     );
 }
 
-/// The guide shows what it says.
+/// The examples of the guide are correct.
 #[cfg(feature = "nats")]
 #[test]
 fn the_first_file_of_the_guide_is_good_and_its_table_names_every_setting() {
@@ -300,7 +305,7 @@ fn the_first_file_of_the_guide_is_good_and_its_table_names_every_setting() {
     }
 }
 
-/// In a file of which part was written by others, nobody should have to remember which.
+/// A file may mix both spellings, for example if parts of it were copied.
 #[test]
 fn a_hyphen_and_an_underscore_are_the_same_in_the_name_of_a_setting() {
     let text = GOOD.replace("[[routes]]", "[[routes]]\naggregate_type = \"*\"");
@@ -310,7 +315,7 @@ fn a_hyphen_and_an_underscore_are_the_same_in_the_name_of_a_setting() {
 }
 
 #[test]
-fn what_has_changed_is_told_apart_from_what_may_change() {
+fn changed_settings_that_need_a_restart_are_found() {
     let old = parse(GOOD).unwrap();
     let same = parse(&GOOD.replace("events.jsonl", "other.jsonl")).unwrap();
     assert!(old.fixed_parts_that_differ(&same).is_empty());
@@ -320,7 +325,7 @@ fn what_has_changed_is_told_apart_from_what_may_change() {
     assert_eq!(old.fixed_parts_that_differ(&new), ["database", "mode", "poller"]);
 }
 
-/// The sample with every setting in it, and one of the ways to name databases.
+/// The sample with every setting enabled, and one of the three sources of events.
 fn sample(source: &str) -> String {
     let mut text = String::new();
     let mut header = String::new();
@@ -332,7 +337,7 @@ fn sample(source: &str) -> String {
         }
         let other_source =
             ["database", "databases", "discovery"].contains(&header.as_str()) && header != source;
-        // What this binary was built without is a mistake.
+        // A transport that this binary was built without is a mistake.
         let not_here = |(kind, built): &(&str, bool)| !built && header.split('.').nth(2) == Some(*kind);
         if !other_source && !TRANSPORTS.iter().any(not_here) {
             text.push_str(line);
@@ -342,7 +347,7 @@ fn sample(source: &str) -> String {
     text
 }
 
-/// A-72: the sample is the documentation, so it must be true.
+/// A-72: the sample is documentation and must be correct.
 #[test]
 fn the_sample_parses_as_it_is_and_with_everything_in_it() {
     assert!(parse(SAMPLE).unwrap().warnings.is_empty());
@@ -359,7 +364,7 @@ fn the_sample_names_every_setting() {
     let tables: Vec<(&str, &[&str])> = vec![
         ("", fields::<General>()),
         ("database", fields::<Database>()),
-        ("databases", fields::<Named>()),
+        ("databases", fields::<NamedDatabase>()),
         ("discovery", fields::<sources::Discovery>()),
         ("fleet", fields::<Fleet>()),
         ("dispatcher", fields::<Dispatcher>()),
@@ -387,12 +392,12 @@ fn the_sample_names_every_setting() {
         ("publishers.partner.webhook", fields::<outbox_transports::WebhookSettings>()),
         ("routes", fields::<Route>()),
         ("topics", fields::<Topic>()),
-        ("topics.publishers.lines", fields::<topics::Pace>()),
+        ("topics.publishers.lines", fields::<topics::PublisherPace>()),
     ];
     let mut named = BTreeSet::new();
     let mut header = String::new();
     for line in SAMPLE.lines() {
-        // Alternatives to what stands above them are further in.
+        // Alternatives to the settings above them are indented.
         let line = line.trim_start_matches('#').trim_start();
         if line.starts_with('[') {
             header = line.trim_matches(['[', ']']).to_owned();
@@ -413,7 +418,7 @@ fn the_sample_names_every_setting() {
     }
 }
 
-/// C-04. A publisher's own settings go before those of its topic, and these before those of all topics.
+/// C-04. A publisher's settings override those of its topic, which override those of all topics.
 #[test]
 fn each_publisher_of_a_topic_has_its_batch_size_and_interval() {
     let text = format!(
@@ -438,7 +443,7 @@ fn each_publisher_of_a_topic_has_its_batch_size_and_interval() {
     assert!(paced(1, "lines").contains("timeout: Some(2s)"));
 }
 
-/// A-72: an application and the daemon read one file.
+/// A-72: an application and the daemon can share a file.
 #[test]
 fn a_file_that_an_application_shares_is_good_for_the_daemon() {
     const SHARED: &str = include_str!("../../../outbox/tests/settings/shared.toml");
@@ -448,7 +453,7 @@ fn a_file_that_an_application_shares_is_good_for_the_daemon() {
     assert_eq!(config.groups.poller.interval.unwrap().to_string(), "1h");
 }
 
-/// A-72: the guide has every other name of a setting.
+/// A-72: the guide lists every other name of a setting.
 #[test]
 fn the_guide_has_a_table_of_other_names() {
     const GUIDE: &str = include_str!("../../../../docs/guide/settings.md");
@@ -461,7 +466,7 @@ fn the_guide_has_a_table_of_other_names() {
     }
 }
 
-/// C-04: topics as property files have them.
+/// C-04: topics as in property files.
 #[test]
 fn topics_may_be_written_as_crablet_has_them() {
     let text = format!(
@@ -485,7 +490,7 @@ fn topics_may_be_written_as_crablet_has_them() {
     let log = &config.groups.log;
     assert_eq!((log.batch_size.unwrap().get(), log.interval.unwrap().to_string()), (40, "5s".to_owned()));
 
-    for (wrong, told) in [
+    for (wrong, message) in [
         ("[topics.t]\nname = \"u\"\nto = [\"lines\"]", "`t` is another name of `name`"),
         ("[topics.t]\nto = [\"lines\"]\nrequired-tags = \"\"", "`` cannot be the name of a tag"),
         ("[topics.t]\nto = [\"lines\"]\nrequired-tags = \"a,,b\"", "`` cannot be the name of a tag"),
@@ -497,14 +502,14 @@ fn topics_may_be_written_as_crablet_has_them() {
         ("[topics]\nt = 5", "invalid type: integer `5`, expected struct Topic"),
     ] {
         let found = mistakes(&format!("{GOOD}{wrong}\n"));
-        assert!(found.len() == 1 && found[0].contains(told), "{wrong}: {found:?}");
+        assert!(found.len() == 1 && found[0].contains(message), "{wrong}: {found:?}");
     }
     let twice =
         parse(&format!("{GOOD}[publishers.b.stdout]\n[topics.t]\npublishers = \"lines\"\nto = [\"b\"]\n"));
-    let told = "outbox.toml:9:1: `publishers` is another name of `to`, which has another value: give one";
-    assert!(twice.unwrap_err().iter().any(|mistake| mistake == told));
+    let message = "outbox.toml:9:1: `publishers` is another name of `to`, which has another value: give one";
+    assert!(twice.unwrap_err().iter().any(|mistake| mistake == message));
     let found = mistakes(&format!("topics = 5\n{GOOD}"));
-    assert_eq!(found, ["outbox.toml:1:1: write each in a table of its own, under `[[topics]]`"]);
+    assert_eq!(found, ["outbox.toml:1:1: use one `[[topics]]` table for each"]);
 }
 
 /// A-50
@@ -513,25 +518,25 @@ fn writer_only_needs_no_routes_and_has_no_use_for_any() {
     let database = "mode = \"writer-only\"\n[database]\nurl = \"sqlite:shop.db\"\n";
     let config = parse(database).unwrap();
     assert_eq!((config.groups.mode(), config.routes.len()), (Mode::WriterOnly, 0));
-    for (text, told) in [
+    for (text, message) in [
         (
             format!("mode = \"writer-only\"\n{GOOD}"),
-            "outbox.toml:7:6: `mode = \"writer-only\"` delivers nothing: no route is ever asked",
+            "outbox.toml:7:6: `mode = \"writer-only\"` delivers nothing: routes are not used",
         ),
         (
             format!("{database}[publishers.l.stdout]\n[[topics]]\nname = \"t\"\nto = [\"l\"]\n"),
-            "outbox.toml:6:8: `mode = \"writer-only\"` publishes nothing: use `mode = \"log\"` for topics alone",
+            "outbox.toml:6:8: `mode = \"writer-only\"` publishes nothing: use `mode = \"log\"` to publish topics only",
         ),
         (
             "mode = \"writer-only\"\n[[databases]]\nname = \"a\"\nurl = \"sqlite:a.db\"\n".to_owned(),
-            "outbox.toml: `mode = \"writer-only\"` is for one `[database]`: with several, start a relay for each",
+            "outbox.toml: `mode = \"writer-only\"` needs one `[database]`: for several databases, start a relay for each",
         ),
         (
             format!("{GOOD}[purge]\ndelete-undelivered = true\n"),
             "outbox.toml:8:22: for `mode = \"writer-only\"` alone: `multi-node` would delete events before it delivers them",
         ),
     ] {
-        assert_eq!(mistakes(&text), [told], "{text}");
+        assert_eq!(mistakes(&text), [message], "{text}");
     }
 }
 
@@ -546,13 +551,13 @@ fn the_publishers_of_the_library_are_transports() {
     for good in ["", "every = \"1s\"\n"] {
         assert_eq!(parse(&counted(good)).unwrap().publishers["lines"].kind, "statistics");
     }
-    for (wrong, told) in [
+    for (wrong, message) in [
         (text.replace(".log]\n", ".log]\nlevel = \"info\"\n"), "4:1: there is no setting `level`"),
         (counted("every = 5\n"), "4:9: invalid type: integer `5`, expected a time such as \"5s\""),
         (counted("every = \"999ms\"\n"), "4:9: 999ms is too short: use at least 1s"),
         (counted("every = \"\"\n"), "4:9: write a whole number and its unit"),
     ] {
         let found = mistakes(&wrong);
-        assert!(found.len() == 1 && found[0].starts_with(&format!("outbox.toml:{told}")), "{found:?}");
+        assert!(found.len() == 1 && found[0].starts_with(&format!("outbox.toml:{message}")), "{found:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Topics: which events of the log go to which publishers.
+//! Topics: selections of log events, and their publishers.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,7 @@ use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeArray, DeString, DeTable, DeValue};
 
-/// Reads all topics: each in a table of its own under `[[topics]]`, or, as Crablet has them, under
-/// `[topics.NAME]`.
+/// Reads all topics: one `[[topics]]` table for each or, as in Crablet, one `[topics.NAME]` table.
 pub(super) fn topics(reader: &mut Reader<'_>) -> Vec<Topic> {
     let Some((key, value)) = reader.take("topics") else { return Vec::new() };
     match value.into_inner() {
@@ -18,7 +17,7 @@ pub(super) fn topics(reader: &mut Reader<'_>) -> Vec<Topic> {
             named.into_iter().filter_map(|(name, item)| topic(reader, Some(name), item)).collect()
         }
         _ => {
-            reader.wrong(&key.span(), "write each in a table of its own, under `[[topics]]`");
+            reader.wrong(&key.span(), "use one `[[topics]]` table for each");
             Vec::new()
         }
     }
@@ -35,13 +34,13 @@ fn topic<'i>(
             let value = Spanned::new(name.span(), DeValue::String(name.get_ref().clone()));
             reader.insert_other(table, &name, "name".to_owned(), value);
         }
-        rename(reader, table);
+        rename_settings(reader, table);
     }
     reader.read(item)
 }
 
-/// Moves settings that have Crablet's names to their own, and splits its lists.
-fn rename<'i>(reader: &mut Reader<'i>, table: &mut DeTable<'i>) {
+/// Renames settings with Crablet's names, and splits lists that Crablet writes as one text.
+fn rename_settings<'i>(reader: &mut Reader<'i>, table: &mut DeTable<'i>) {
     for list in ["types", "required-tags", "any-of-tags", "publishers"] {
         if let Some(list) = table.get_mut(list) {
             split_at_commas(list);
@@ -63,7 +62,7 @@ fn rename<'i>(reader: &mut Reader<'i>, table: &mut DeTable<'i>) {
     }
 }
 
-/// A list that is written as one text, as property files have it: `wallet_id,payment_id`.
+/// Splits a list that is written as one text, as in property files: `wallet_id,payment_id`.
 fn split_at_commas(value: &mut Spanned<DeValue<'_>>) {
     let span = value.span();
     if let DeValue::String(text) = value.get_ref() {
@@ -73,19 +72,19 @@ fn split_at_commas(value: &mut Spanned<DeValue<'_>>) {
     }
 }
 
-/// The largest batch that the library takes.
+/// A batch size, up to the largest that the library accepts.
 pub(crate) type Batch = Count<100_000>;
 
-/// Where a topic starts that was never published.
+/// Start of a topic that was never published.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum From {
+pub(crate) enum StartAt {
     #[default]
     Start,
     Now,
 }
 
-/// One topic, as it stands in the file.
+/// One topic of the file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Topic {
@@ -102,24 +101,25 @@ pub(crate) struct Topic {
     pub(crate) batch_size: Option<Batch>,
     pub(crate) interval: Option<Time<1>>,
     pub(crate) timeout: Option<Time<1>>,
-    /// Settings of some of its publishers, instead of the topic's.
+    /// Settings of single publishers, which override the topic's.
     #[serde(default)]
-    pub(crate) publishers: BTreeMap<Spanned<String>, Pace>,
+    pub(crate) publishers: BTreeMap<Spanned<String>, PublisherPace>,
     #[serde(default)]
-    pub(crate) from: From,
+    pub(crate) from: StartAt,
 }
 
-/// How fast one publisher of a topic goes; settings that are missing are those of the topic.
+/// Batch size, interval and timeout of one publisher of a topic; the topic's settings are the
+/// defaults.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-pub(crate) struct Pace {
+pub(crate) struct PublisherPace {
     pub(crate) batch_size: Option<Batch>,
     pub(crate) interval: Option<Time<1>>,
     pub(crate) timeout: Option<Time<1>>,
 }
 
 impl Topic {
-    /// One for all events of the log.
+    /// Creates a topic of all events of the log.
     pub(crate) fn all(name: &str, to: &str, batch_size: Option<Batch>) -> Self {
         Self {
             name: Spanned::new(0..0, name.into()),
@@ -132,11 +132,11 @@ impl Topic {
             interval: None,
             timeout: None,
             publishers: BTreeMap::new(),
-            from: From::default(),
+            from: StartAt::default(),
         }
     }
 
-    /// The library's topic.
+    /// The topic as the library represents it.
     pub(crate) fn selection(&self) -> outbox::Topic {
         let texts = |texts: &[Text]| texts.iter().map(|text| text.as_str().to_owned()).collect::<Vec<_>>();
         let topic = outbox::Topic::new(self.name.get_ref().as_str())
@@ -146,8 +146,8 @@ impl Topic {
         self.tag.iter().fold(topic, |topic, (name, value)| topic.tag(name, value.as_str()))
     }
 
-    /// Sets up a pair of this topic: by its publisher's own settings, or the topic's. The relay has
-    /// those of all topics.
+    /// Configures a subscription of this topic by the settings of its publisher, or the topic's.
+    /// The relay has the settings of all topics.
     pub(crate) fn pace(&self, mut pair: outbox::Pair, publisher: &str) -> outbox::Pair {
         let own = self.publishers.iter().find(|(name, _)| name.get_ref() == publisher);
         let own = own.map(|(_, pace)| pace.clone()).unwrap_or_default();
@@ -160,6 +160,6 @@ impl Topic {
         if let Some(time) = own.timeout.or(self.timeout) {
             pair = pair.timeout(time.0);
         }
-        if self.from == From::Now { pair.from_now() } else { pair }
+        if self.from == StartAt::Now { pair.from_now() } else { pair }
     }
 }

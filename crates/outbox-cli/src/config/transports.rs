@@ -9,7 +9,7 @@ use outbox_transports::Text;
 use serde::Deserialize;
 use toml::de::ValueDeserializer;
 
-/// The transports that a settings file may name, and whether this binary has them.
+/// Transports that a settings file may name, and whether this binary was built with them.
 pub(crate) const TRANSPORTS: [(&str, bool); 10] = [
     ("amqp", cfg!(feature = "amqp")),
     ("file", true),
@@ -44,11 +44,11 @@ pub(crate) enum Transport {
     Broker(Broker),
 }
 
-/// Makes a publisher of a name, by settings that it has.
+/// Constructor of a broker's publisher, with its settings.
 #[derive(Clone)]
-pub(crate) struct Broker(Arc<Make>);
+pub(crate) struct Broker(Arc<CreatePublisher>);
 
-type Make = dyn Fn(&str) -> Result<Box<dyn outbox::Publisher>, String> + Send + Sync;
+type CreatePublisher = dyn Fn(&str) -> Result<Box<dyn outbox::Publisher>, String> + Send + Sync;
 
 impl fmt::Debug for Broker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -57,42 +57,42 @@ impl fmt::Debug for Broker {
 }
 
 impl Broker {
-    /// Checks the settings; connects later.
+    /// Creates the publisher under this name. Checks the settings; does not connect yet.
     pub(crate) fn open(&self, name: &str) -> Result<Box<dyn outbox::Publisher>, String> {
         (self.0)(name)
     }
 }
 
-/// Lines of JSON, appended to a file.
+/// Settings of `file`: lines of JSON, appended to a file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct File {
     pub(crate) path: Text,
 }
 
-/// Lines of JSON on standard output, or lines of the relay's own log: no settings.
+/// Settings of `stdout` and `log`: none.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NoSettings {}
 
-/// Counts of events, in the relay's own log.
+/// Settings of `statistics`: counts of events in the relay's log.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Statistics {
     pub(crate) every: Option<Time<1_000>>,
 }
 
-/// A publisher, as it stands in the file.
+/// One publisher of the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Publisher {
     pub(crate) transport: Transport,
-    /// What the transport is called.
+    /// Name of the transport.
     pub(crate) kind: &'static str,
-    /// As it was written, to tell whether it has changed.
+    /// Settings as written, to detect changes.
     pub(crate) written: toml::Value,
 }
 
-/// Reads the settings of a broker, and remembers how to make its publisher: all are made in the same way.
+/// Reads the settings of a broker, and returns a constructor of its publisher.
 #[allow(unused_macros, reason = "a binary without brokers")]
 macro_rules! broker {
     ($settings:expr, $of:ident, $publisher:ident) => {{
@@ -108,7 +108,7 @@ impl Transport {
         Transport::File(File { path: path.to_string_lossy().as_ref().into() })
     }
 
-    /// Reads the settings of one that this binary has.
+    /// Reads the settings of a transport that this binary was built with.
     pub(crate) fn read(kind: &str, settings: ValueDeserializer<'_>) -> Result<Self, toml::de::Error> {
         match kind {
             "file" => File::deserialize(settings).map(Transport::File),

@@ -1,4 +1,4 @@
-//! Asking one database for the others.
+//! Runs the discovery query of `--discover`.
 
 use std::str::FromStr;
 
@@ -9,19 +9,19 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _};
 
 use crate::Usage;
 use crate::database::DatabaseUrl;
-use crate::open::is_there;
+use crate::target::require_sqlite_file;
 
-/// Runs the query, which is the operator's own, and reads a name and a URL from each row.
+/// Runs the operator's query, and reads a name and a URL from each row.
 pub(super) async fn run(directory: &DatabaseUrl, query: &str) -> Result<Vec<(String, DatabaseUrl)>> {
-    is_there(directory)?;
+    require_sqlite_file(directory)?;
     directory.probe().await?;
     let rows = fetch(directory, query).await.map_err(|error| explain(directory, &error))?;
     rows.into_iter()
         .map(|(name, url)| match DatabaseUrl::parse(&url) {
             Ok(url) => Ok((name, url)),
-            // The URL may hold a password: not shown.
+            // The URL may contain a password: not shown.
             Err(_) => Err(Usage(format!(
-                "--discover: the second column of the row {name:?} is no database URL: let the query answer with name and URL"
+                "--discover: the second column of the row {name:?} is no database URL: the query must return name and URL"
             ))
             .into()),
         })
@@ -33,7 +33,7 @@ async fn fetch(directory: &DatabaseUrl, query: &str) -> Result<Vec<(String, Stri
     match directory.kind() {
         DatabaseKind::Postgres => {
             let mut connection = directory.postgres()?.connect().await?;
-            // In a transaction and without a name, as a pooler needs it.
+            // In a transaction, as an unnamed statement: required behind a pooler.
             let mut tx = connection.begin().await?;
             let rows = sqlx::query_as(query).persistent(false).fetch_all(&mut *tx).await?;
             tx.commit().await?;
@@ -56,8 +56,7 @@ fn explain(directory: &DatabaseUrl, error: &sqlx::Error) -> anyhow::Error {
             Usage(format!("--discover: {directory} refuses the query: {}", why.message())).into()
         }
         sqlx::Error::ColumnIndexOutOfBounds { .. } | sqlx::Error::ColumnDecode { .. } => {
-            Usage("--discover: the query must answer with two columns of text, name and URL".to_owned())
-                .into()
+            Usage("--discover: the query must return two columns of text, name and URL".to_owned()).into()
         }
         other => directory.explain(other),
     }

@@ -1,4 +1,4 @@
-//! The dashboard of the demo, on this machine only.
+//! The dashboard of the demo, on a loopback address only.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -10,12 +10,12 @@ use tokio::task::JoinHandle;
 
 use crate::Usage;
 
-/// Where it is if nobody says otherwise.
-const USUAL: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+/// Default address.
+const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 
-/// Serves until it is dropped.
+/// Server of the dashboard. Stops when dropped.
 pub(crate) struct Dashboard {
-    /// Where to look. Whoever has it may do everything.
+    /// URL with a token that grants the admin role.
     pub(crate) link: String,
     task: JoinHandle<()>,
 }
@@ -27,7 +27,8 @@ impl Drop for Dashboard {
 }
 
 impl Dashboard {
-    /// Serves it there; without an address at the usual one, or on any port if that is taken.
+    /// Serves the dashboard at this address; without one at the default address, or on any port if
+    /// that is in use.
     pub(crate) async fn open(store: SharedStore, listen: Option<SocketAddr>) -> Result<Self> {
         let listener = match listen {
             Some(address) if !address.ip().is_loopback() => {
@@ -40,17 +41,19 @@ impl Dashboard {
             Some(address) => {
                 TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?
             }
-            None => match TcpListener::bind(USUAL).await {
+            None => match TcpListener::bind(DEFAULT_ADDRESS).await {
                 Ok(listener) => listener,
-                Err(_) => TcpListener::bind((USUAL.ip(), 0)).await.context("cannot listen on any port")?,
+                Err(_) => {
+                    TcpListener::bind((DEFAULT_ADDRESS.ip(), 0)).await.context("cannot listen on any port")?
+                }
             },
         };
-        let address = listener.local_addr().context("cannot tell which port it is")?;
+        let address = listener.local_addr().context("cannot determine the port")?;
         let (token, secret) = Token::random("you", Role::Admin);
         let router = Web::builder().outbox("shop", store).token(token).build()?.router();
         let task = tokio::spawn(async move {
             if let Err(error) = axum::serve(listener, router).await {
-                tracing::error!(%error, "the dashboard is not served any more");
+                tracing::error!(%error, "dashboard server failed");
             }
         });
         Ok(Self { link: format!("http://{address}/#token={secret}"), task })

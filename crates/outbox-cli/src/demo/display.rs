@@ -1,4 +1,4 @@
-//! What is seen while the demo runs: a live display on a terminal, a line a second elsewhere.
+//! Output while the demo runs: a live display on a terminal, otherwise one line per second.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::ledger::Tally;
-use crate::say;
+use crate::print_escaped;
 
-/// How often the live display is drawn.
-const REDRAW: Duration = Duration::from_millis(100);
-/// How often a line is printed where there is no terminal.
-const LINE: Duration = Duration::from_secs(1);
-/// The rate is that of the last so many seconds.
-const WINDOW: Duration = Duration::from_secs(2);
+/// Interval for redrawing the live display.
+const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval of lines without a terminal.
+const LINE_INTERVAL: Duration = Duration::from_secs(1);
+/// Time span over which the rate is measured.
+const RATE_WINDOW: Duration = Duration::from_secs(2);
 
 const HEADER: &str = "   written  delivered   retried    dead  in flight       rate";
 
@@ -34,28 +34,29 @@ pub(crate) struct Display {
     began: Instant,
     shown: Option<Instant>,
     samples: VecDeque<(Instant, u64)>,
-    /// Only on a terminal.
+    /// The live display; `None` without a terminal.
     bar: Option<ProgressBar>,
 }
 
 impl Display {
-    /// `live`: draw on the terminal, if there is one.
+    /// Creates the display. `live`: draws on the terminal, if there is one.
     pub(crate) fn new(events: Option<u64>, live: bool) -> Self {
         let bar = (live && io::stdout().is_terminal()).then(|| match events {
             Some(_) => bar(events, "{bar:30.green} {human_pos} of {human_len} settled"),
             None => bar(None, "{human_pos} settled, Ctrl-C to stop"),
         });
         if bar.is_none() {
-            say(format_args!("  time  {HEADER}"));
+            print_escaped(format_args!("  time  {HEADER}"));
         }
         Self { began: Instant::now(), shown: None, samples: VecDeque::new(), bar }
     }
 
-    /// Shows where things stand, if it is time to. An error: there is no one to show it to.
+    /// Shows the counts if the interval is over. Fails if standard output is closed.
     pub(crate) fn show(&mut self, tally: &Tally) -> io::Result<()> {
         let now = Instant::now();
-        let pause = if self.bar.is_some() { REDRAW } else { LINE };
-        // The first line of a log comes after a second, when there is something to see.
+        let pause = if self.bar.is_some() { REDRAW_INTERVAL } else { LINE_INTERVAL };
+        // Without a terminal the first line is printed after one interval, when there are counts to
+        // show.
         if now.duration_since(self.shown.unwrap_or(self.began)) < pause {
             return Ok(());
         }
@@ -77,25 +78,26 @@ impl Display {
             self.samples.push_back((self.began, 0));
         }
         self.samples.push_back((now, settled));
-        while self.samples.len() > 2 && now.duration_since(self.samples[1].0) >= WINDOW {
+        while self.samples.len() > 2 && now.duration_since(self.samples[1].0) >= RATE_WINDOW {
             self.samples.pop_front();
         }
         let (since, before) = self.samples[0];
         (settled - before) as f64 / now.duration_since(since).as_secs_f64().max(0.001)
     }
 
-    /// From here on nothing new is written.
+    /// Shows that the demo is stopping.
     pub(crate) fn stopping(&mut self) {
         if let Some(old) = &mut self.bar {
-            // The terminal has echoed the ^C, so nobody knows on which line the cursor is: what was drawn stays.
+            // The terminal has echoed ^C, so the line of the cursor is unknown: the old display is
+            // left as it is.
             old.set_draw_target(ProgressDrawTarget::hidden());
             *old = bar(None, "{human_pos} settled").with_elapsed(self.began.elapsed());
-            say("");
+            print_escaped("");
         }
-        say("Stopping: what is on its way is still delivered. Ctrl-C again to leave at once.");
+        print_escaped("Stopping: events in flight are still delivered. Press Ctrl-C again to exit at once.");
     }
 
-    /// Leaves the terminal as it was.
+    /// Clears the live display.
     pub(crate) fn end(self) {
         if let Some(bar) = self.bar {
             bar.finish_and_clear();
@@ -103,7 +105,7 @@ impl Display {
     }
 }
 
-/// A live display: `progress` in the first line, the columns below.
+/// Creates a live display, with `progress` in the first line and the columns below.
 fn bar(events: Option<u64>, progress: &str) -> ProgressBar {
     let template = format!("  {{spinner}} {{elapsed_precise}}  {progress}\n\n  {HEADER}\n  {{msg}}");
     let style = ProgressStyle::with_template(&template).expect("the templates are constants");

@@ -1,4 +1,4 @@
-//! How long things took, in little memory however many there were.
+//! Histogram of latencies, of bounded size.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ pub(crate) struct Latencies {
     max: Duration,
 }
 
-/// Each doubling is cut into this many buckets, as a power of two.
+/// Number of buckets per power of two, as an exponent of two.
 const BITS: u32 = 5;
 
 impl Latencies {
@@ -24,7 +24,7 @@ impl Latencies {
         self.max = self.max.max(latency);
     }
 
-    /// The duration that this percentage stayed within; `None` if nothing was recorded.
+    /// Duration that this percentage did not exceed; `None` if nothing was recorded.
     pub(crate) fn percentile(&self, percent: u64) -> Option<Duration> {
         let rank = (self.total * percent).div_ceil(100).max(1);
         let mut seen = 0;
@@ -40,7 +40,7 @@ impl Latencies {
     }
 }
 
-/// One bucket a microsecond at first, then ever wider ones.
+/// Bucket of a value: one per microsecond at first, then increasingly wide ones.
 fn bucket(micros: u64) -> usize {
     let shift = (u64::BITS - micros.leading_zeros()).saturating_sub(BITS + 1);
     ((u64::from(shift) << BITS) + (micros >> shift)) as usize
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_those_of_what_was_recorded() {
+    fn percentiles_match_the_recorded_durations() {
         let mut latencies = Latencies::default();
         assert_eq!(latencies.percentile(50), None);
         (1..=100).for_each(|ms| latencies.record(Duration::from_millis(ms)));

@@ -1,4 +1,4 @@
-//! The ledger: what was written and what arrived, kept beside the outbox and compared with it.
+//! Record of written and delivered events, independent of the outbox, to verify deliveries.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -7,30 +7,30 @@ use std::time::{Duration, Instant};
 
 use super::latency::Latencies;
 
-/// How far clocks may be apart before an event counts as early: SQLite keeps milliseconds.
+/// Tolerance before an event counts as early: SQLite stores milliseconds.
 const TOLERANCE: Duration = Duration::from_millis(5);
 
-/// Everything that is counted.
+/// All counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
-    /// Transactions that were committed.
+    /// Committed transactions.
     pub(crate) transactions: u64,
-    /// Events that they wrote.
+    /// Events of committed transactions.
     pub(crate) written: u64,
     /// Transactions that were rolled back.
-    pub(crate) undone: u64,
-    /// Events that they wrote.
+    pub(crate) rolled_back_transactions: u64,
+    /// Events of transactions that were rolled back.
     pub(crate) rolled_back: u64,
     pub(crate) delivered: u64,
     pub(crate) retried: u64,
     pub(crate) dead: u64,
-    /// Arrived again after they had been delivered.
+    /// Events that arrived again after they were settled.
     pub(crate) duplicates: u64,
-    /// Arrived before an earlier event of their customer was through.
+    /// Events that arrived before an earlier event of their customer was settled.
     pub(crate) out_of_order: u64,
-    /// Arrived before their time.
+    /// Events that arrived before they were due.
     pub(crate) early: u64,
-    /// Arrived though they were rolled back, or never written.
+    /// Events that arrived although they were rolled back or never written.
     pub(crate) phantom: u64,
 }
 
@@ -40,21 +40,21 @@ impl Tally {
     }
 
     pub(crate) fn in_flight(&self) -> u64 {
-        // An event may be through before its writer has noted the commit.
+        // An event may be settled before its writer has recorded the commit.
         self.written.saturating_sub(self.settled())
     }
 }
 
-/// What an event is expected to do.
+/// Constraints on the delivery of an event.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Expectation {
-    /// Not to arrive before this much time has passed.
+    /// Delay before the event is due.
     pub(crate) delay: Duration,
-    /// The customer in whose order it stands, and its number there, without gaps.
-    pub(crate) place: Option<(u64, u64)>,
+    /// Customer, which is the ordering key, and position of the event in its key, without gaps.
+    pub(crate) key_position: Option<(u64, u64)>,
 }
 
-/// How an attempt ended.
+/// Outcome of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attempt {
     Done,
@@ -62,140 +62,148 @@ pub(crate) enum Attempt {
     Dead,
 }
 
-/// One byte for every event ever written, so that a phantom or a duplicate is known however late it comes.
+/// State of an event. One byte for every event ever written, so that phantoms and duplicates are
+/// detected however late they arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum EventState {
     Open,
     RolledBack,
     Settled,
 }
 
-/// An event that is not through yet.
-struct Underway {
+/// An event that is not settled, or whose commit is not recorded yet.
+struct InFlightEvent {
     expected: Expectation,
     opened: Instant,
     committed: Option<Instant>,
-    /// When its handler was first called, and whether straight after the commit, without a read.
+    /// Time of the first call of its handler, and whether by the hot path.
     arrived: Option<(Instant, bool)>,
     settled: bool,
 }
 
 #[derive(Default)]
-struct Book {
+struct LedgerState {
     tally: Tally,
-    fates: Vec<Fate>,
-    underway: HashMap<u64, Underway>,
-    /// The number that each customer's next event must have.
-    next: HashMap<u64, u64>,
+    event_states: Vec<EventState>,
+    in_flight_events: HashMap<u64, InFlightEvent>,
+    /// Position that the next event of each customer must have.
+    next_position: HashMap<u64, u64>,
     hot: Latencies,
     all: Latencies,
     last_settled: Option<Instant>,
 }
 
-/// Shared by those who write and those who watch. Events are known by a number of its own.
+/// Ledger that writers and the interceptor share. Events are identified by numbers that the ledger
+/// assigns.
 #[derive(Default)]
-pub(crate) struct Ledger(Mutex<Book>);
+pub(crate) struct Ledger(Mutex<LedgerState>);
 
 impl Ledger {
-    fn book(&self) -> std::sync::MutexGuard<'_, Book> {
-        self.0.lock().expect("no one panics while holding the book")
+    fn lock(&self) -> std::sync::MutexGuard<'_, LedgerState> {
+        self.0.lock().expect("no code panics while holding the state")
     }
 
-    /// Notes events that are about to be written in one transaction, and numbers them.
+    /// Records events that are about to be written in one transaction, and assigns their numbers.
     pub(crate) fn open(&self, events: &[Expectation], now: Instant) -> Range<u64> {
-        let mut book = self.book();
-        let first = book.fates.len() as u64;
+        let mut state = self.lock();
+        let first = state.event_states.len() as u64;
         for (expected, number) in events.iter().zip(first..) {
-            book.fates.push(Fate::Open);
-            let underway =
-                Underway { expected: *expected, opened: now, committed: None, arrived: None, settled: false };
-            book.underway.insert(number, underway);
+            state.event_states.push(EventState::Open);
+            let in_flight_events = InFlightEvent {
+                expected: *expected,
+                opened: now,
+                committed: None,
+                arrived: None,
+                settled: false,
+            };
+            state.in_flight_events.insert(number, in_flight_events);
         }
-        first..book.fates.len() as u64
+        first..state.event_states.len() as u64
     }
 
-    /// Their transaction was committed.
+    /// Records that the transaction of these events was committed.
     pub(crate) fn committed(&self, numbers: Range<u64>, now: Instant) {
-        let mut book = self.book();
-        book.tally.transactions += 1;
-        book.tally.written += numbers.end - numbers.start;
+        let mut state = self.lock();
+        state.tally.transactions += 1;
+        state.tally.written += numbers.end - numbers.start;
         for number in numbers {
-            if let Some(event) = book.underway.get_mut(&number) {
+            if let Some(event) = state.in_flight_events.get_mut(&number) {
                 event.committed = Some(now);
-                book.measure(number);
-                book.forget_if_through(number);
+                state.measure(number);
+                state.remove_if_complete(number);
             }
         }
     }
 
-    /// Their transaction was rolled back.
+    /// Records that the transaction of these events was rolled back.
     pub(crate) fn rolled_back(&self, numbers: Range<u64>) {
-        let mut book = self.book();
-        book.tally.undone += 1;
-        book.tally.rolled_back += numbers.end - numbers.start;
+        let mut state = self.lock();
+        state.tally.rolled_back_transactions += 1;
+        state.tally.rolled_back += numbers.end - numbers.start;
         for number in numbers {
-            book.fates[number as usize] = Fate::RolledBack;
-            let event = book.underway.remove(&number);
-            book.tally.phantom += u64::from(event.is_some_and(|event| event.arrived.is_some()));
+            state.event_states[number as usize] = EventState::RolledBack;
+            let event = state.in_flight_events.remove(&number);
+            state.tally.phantom += u64::from(event.is_some_and(|event| event.arrived.is_some()));
         }
     }
 
-    /// A handler is about to be called. `number` is `None` for an event that carries none of ours.
+    /// Records that a handler is about to be called. `number` is `None` for an event without a
+    /// number.
     pub(crate) fn arrived(&self, number: Option<u64>, hot: bool, now: Instant) {
-        let mut book = self.book();
-        match number.and_then(|number| book.fates.get(number as usize)) {
-            None | Some(Fate::RolledBack) => book.tally.phantom += 1,
-            Some(Fate::Settled) => book.tally.duplicates += 1,
-            Some(Fate::Open) => book.first_or_again(number.unwrap_or_default(), hot, now),
+        let mut state = self.lock();
+        match number.and_then(|number| state.event_states.get(number as usize)) {
+            None | Some(EventState::RolledBack) => state.tally.phantom += 1,
+            Some(EventState::Settled) => state.tally.duplicates += 1,
+            Some(EventState::Open) => state.record_arrival(number.unwrap_or_default(), hot, now),
         }
     }
 
-    /// The handler has spoken.
+    /// Records the outcome of the handler.
     pub(crate) fn finished(&self, number: u64, attempt: Attempt, now: Instant) {
-        let mut book = self.book();
-        if book.fates.get(number as usize) != Some(&Fate::Open) {
+        let mut state = self.lock();
+        if state.event_states.get(number as usize) != Some(&EventState::Open) {
             return;
         }
         match attempt {
             Attempt::Again => {
-                book.tally.retried += 1;
+                state.tally.retried += 1;
                 return;
             }
-            Attempt::Done => book.tally.delivered += 1,
-            Attempt::Dead => book.tally.dead += 1,
+            Attempt::Done => state.tally.delivered += 1,
+            Attempt::Dead => state.tally.dead += 1,
         }
-        book.fates[number as usize] = Fate::Settled;
-        book.last_settled = Some(now);
-        let Some(event) = book.underway.get_mut(&number) else { return };
+        state.event_states[number as usize] = EventState::Settled;
+        state.last_settled = Some(now);
+        let Some(event) = state.in_flight_events.get_mut(&number) else { return };
         event.settled = true;
-        if let Some((customer, place)) = event.expected.place {
-            book.next.insert(customer, place + 1);
+        if let Some((customer, key_position)) = event.expected.key_position {
+            state.next_position.insert(customer, key_position + 1);
         }
-        book.forget_if_through(number);
+        state.remove_if_complete(number);
     }
 
     pub(crate) fn tally(&self) -> Tally {
-        self.book().tally
+        self.lock().tally
     }
 
-    /// When the last event was settled.
+    /// Time when the last event was settled.
     pub(crate) fn last_settled(&self) -> Option<Instant> {
-        self.book().last_settled
+        self.lock().last_settled
     }
 
-    /// Takes out how long events took from commit to handler: those handed over at once, and all.
+    /// Takes the latencies from commit to handler: those of the hot path, and all.
     pub(crate) fn take_latencies(&self) -> (Latencies, Latencies) {
-        let mut book = self.book();
-        (std::mem::take(&mut book.hot), std::mem::take(&mut book.all))
+        let mut state = self.lock();
+        (std::mem::take(&mut state.hot), std::mem::take(&mut state.all))
     }
 }
 
-impl Book {
-    fn first_or_again(&mut self, number: u64, hot: bool, now: Instant) {
-        let Some(event) = self.underway.get_mut(&number) else { return };
-        if let Some((customer, place)) = event.expected.place {
-            let next = self.next.get(&customer).copied().unwrap_or_default();
-            self.tally.out_of_order += u64::from(place != next);
+impl LedgerState {
+    fn record_arrival(&mut self, number: u64, hot: bool, now: Instant) {
+        let Some(event) = self.in_flight_events.get_mut(&number) else { return };
+        if let Some((customer, key_position)) = event.expected.key_position {
+            let next_position = self.next_position.get(&customer).copied().unwrap_or_default();
+            self.tally.out_of_order += u64::from(key_position != next_position);
         }
         if event.arrived.is_none() {
             event.arrived = Some((now, hot));
@@ -204,11 +212,11 @@ impl Book {
         }
     }
 
-    /// Takes the time of an event whose commit and arrival are both known.
+    /// Records the latency of an event once both its commit and its arrival are known.
     fn measure(&mut self, number: u64) {
-        let Some(event) = self.underway.get(&number) else { return };
+        let Some(event) = self.in_flight_events.get(&number) else { return };
         let (Some(committed), Some((arrived, hot))) = (event.committed, event.arrived) else { return };
-        // What is put off is late only from then on.
+        // The latency of a delayed event counts from when it is due.
         let due = committed.max(event.opened + event.expected.delay);
         let latency = arrived.saturating_duration_since(due);
         self.all.record(latency);
@@ -217,9 +225,10 @@ impl Book {
         }
     }
 
-    fn forget_if_through(&mut self, number: u64) {
-        if self.underway.get(&number).is_some_and(|event| event.settled && event.committed.is_some()) {
-            self.underway.remove(&number);
+    fn remove_if_complete(&mut self, number: u64) {
+        if self.in_flight_events.get(&number).is_some_and(|event| event.settled && event.committed.is_some())
+        {
+            self.in_flight_events.remove(&number);
         }
     }
 }
@@ -229,7 +238,7 @@ mod tests {
     use super::*;
 
     fn ordered(customer: u64, number: u64) -> Expectation {
-        Expectation { place: Some((customer, number)), ..Expectation::default() }
+        Expectation { key_position: Some((customer, number)), ..Expectation::default() }
     }
 
     fn deliver(ledger: &Ledger, number: u64) {
@@ -238,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_committed_and_arrived_once_is_fine() {
+    fn a_committed_event_that_arrives_once_is_correct() {
         let (ledger, now) = (Ledger::default(), Instant::now());
         let events = ledger.open(&[ordered(1, 0), ordered(1, 1)], now);
         ledger.arrived(Some(0), false, now);
@@ -251,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_was_rolled_back_is_a_phantom_whenever_it_comes() {
+    fn an_event_that_was_rolled_back_is_a_phantom_whenever_it_arrives() {
         let (ledger, now) = (Ledger::default(), Instant::now());
         let events = ledger.open(&[Expectation::default(); 2], now);
         deliver(&ledger, 0);
@@ -284,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_off_may_not_come_at_once() {
+    fn a_delayed_event_may_not_arrive_at_once() {
         let (ledger, now) = (Ledger::default(), Instant::now());
         let later = Expectation { delay: Duration::from_secs(1), ..Expectation::default() };
         let events = ledger.open(&[later, later], now);

@@ -1,4 +1,5 @@
-//! The shop: what an application with an outbox looks like. Its events, its handlers, its business transaction.
+//! The shop, an example of an application with an outbox: its events, its handlers, its business
+//! transaction.
 
 use std::future::Future;
 use std::ops::Range;
@@ -25,8 +26,8 @@ pub(crate) const ORDERS: &str = "outbox_demo_orders";
 const CREATE_ORDERS: &str = "\
     CREATE TABLE outbox_demo_orders (id bigint PRIMARY KEY, customer bigint NOT NULL, cents bigint NOT NULL)";
 
-/// Everything that the demo leaves in any database, without what all names start with. The orders last: while they are there, a
-/// demo runs.
+/// All tables of the demo, without the common prefix of their names. `orders` is dropped last: its
+/// existence means that a demo runs.
 const TABLES: [&str; 18] = [
     "event",
     "event_lease",
@@ -48,8 +49,8 @@ const TABLES: [&str; 18] = [
     "orders",
 ];
 
-/// What else there is in PostgreSQL.
-const IN_POSTGRES: [&str; 9] = [
+/// Drops the other objects of the demo in PostgreSQL.
+const DROP_IN_POSTGRES: [&str; 9] = [
     "DROP FUNCTION IF EXISTS outbox_demo_event_call",
     "DROP FUNCTION IF EXISTS outbox_demo_event_order_key",
     "DROP FUNCTION IF EXISTS outbox_demo_log_lock",
@@ -61,22 +62,23 @@ const IN_POSTGRES: [&str; 9] = [
     "DROP SEQUENCE IF EXISTS outbox_demo_event_by_aggregate",
 ];
 
-/// How often a failing event is tried in all.
-const ATTEMPTS: u32 = 10;
+/// Maximum number of attempts of an event.
+const MAX_ATTEMPTS: u32 = 10;
 
-/// With up to this many percent of failures no order dies in practice. With more some do, and would hold up their customers for ever.
-pub(crate) const MOST_FAILURES_TO_HOLD: u8 = 15;
+/// Percentage of failures up to which no order is dead-lettered in practice. With more, some are,
+/// and would block their customers for good.
+pub(crate) const MAX_FAILURES_TO_HOLD: u8 = 15;
 
-/// How long a reminder waits.
+/// Delay of a review reminder.
 const REMIND_AFTER: Duration = Duration::from_millis(750);
 
-/// The header with the ledger's number, by which an event is recognised when it arrives.
+/// Header with the ledger's number of the event.
 const NUMBER: &str = "demo-number";
 
-/// More events than this are not left waiting: then writers wait.
-const MOST_IN_FLIGHT: u64 = 10_000;
+/// Number of events in flight above which writers wait.
+const MAX_IN_FLIGHT: u64 = 10_000;
 
-/// An order was placed. A customer's orders are delivered one after another.
+/// An order was placed. The orders of a customer are delivered in order.
 #[derive(Serialize, Deserialize)]
 struct OrderPlaced {
     customer: u64,
@@ -98,7 +100,7 @@ impl Message for ReceiptWanted {
     const TYPE: &'static str = "receipt.wanted";
 }
 
-/// A card was charged. Now and then the payload is one that no handler can read.
+/// A card was charged. Some payloads cannot be decoded by the handler.
 #[derive(Serialize, Deserialize)]
 struct CardCharged {
     cents: i64,
@@ -106,7 +108,7 @@ struct CardCharged {
 
 const CARD_CHARGED: &str = "card.charged";
 
-/// A customer is to be asked for a review, some time later.
+/// A customer is to be asked for a review, after a delay.
 #[derive(Serialize, Deserialize)]
 struct ReviewDue {
     customer: u64,
@@ -116,10 +118,10 @@ impl Message for ReviewDue {
     const TYPE: &'static str = "review.due";
 }
 
-/// All types of the shop's events: those that the ledger knows.
+/// All event types that the ledger records.
 const TYPES: [&str; 4] = [OrderPlaced::TYPE, ReceiptWanted::TYPE, CARD_CHARGED, ReviewDue::TYPE];
 
-/// The relay with all handlers. `fail` percent of the attempts at orders and receipts fail.
+/// Creates the relay with all handlers. `fail` percent of the attempts at orders and receipts fail.
 pub(crate) fn relay<DB: Shop>(outbox: &Outbox<DB>, ledger: &Arc<Ledger>, fail: u8) -> RelayBuilder {
     outbox
         .single_node()
@@ -130,15 +132,15 @@ pub(crate) fn relay<DB: Shop>(outbox: &Outbox<DB>, ledger: &Arc<Ledger>, fail: u
             Ok(_) => Outcome::Done,
             Err(unreadable) => Outcome::Dead(unreadable.to_string()),
         })
-        .interceptor(Watch(ledger.clone()))
+        .interceptor(LedgerInterceptor(ledger.clone()))
         .retry(
             Backoff::default()
                 .base(Duration::from_millis(50))
                 .max(Duration::from_millis(200))
-                .max_attempts(ATTEMPTS),
+                .max_attempts(MAX_ATTEMPTS),
         )
         .on_dead(OnDead::Skip)
-        // So that a demo left running over night does not fill the disk.
+        // Short, so that a demo that runs over night does not fill the disk.
         .purge(PurgeSettings::default().retention(Duration::from_secs(60)).every(Duration::from_secs(10)))
 }
 
@@ -147,19 +149,19 @@ fn sometimes_fail(percent: u8, reason: &str) -> Handled {
     if rng.random_range(0..100) >= percent {
         return Ok(());
     }
-    // As real ones do, errors differ a little from attempt to attempt.
+    // Like real errors, the texts differ slightly between attempts.
     Err(Failure::retry(format!("{reason}: {} are waiting already", rng.random_range(20..90))))
 }
 
-/// Tells the ledger what arrives and what became of it.
-struct Watch(Arc<Ledger>);
+/// Records arrivals and outcomes in the ledger.
+struct LedgerInterceptor(Arc<Ledger>);
 
-impl Interceptor for Watch {
+impl Interceptor for LedgerInterceptor {
     fn before(&self, cx: &Cx) -> Result<(), Failure> {
         if !TYPES.iter().any(|known| cx.event_type() == *known) {
             return Ok(());
         }
-        // Only what was handed over straight after its commit has no place in the table yet.
+        // Only events of the hot path have no sequence number.
         let hot = cx.seq().is_none();
         self.0.arrived(number(cx), hot, Instant::now());
         Ok(())
@@ -169,7 +171,7 @@ impl Interceptor for Watch {
         let attempt = match result {
             Ok(Outcome::Done) => Attempt::Done,
             Ok(Outcome::Dead(_)) => Attempt::Dead,
-            Err(_) if cx.attempt() >= ATTEMPTS => Attempt::Dead,
+            Err(_) if cx.attempt() >= MAX_ATTEMPTS => Attempt::Dead,
             Ok(Outcome::RetryAfter(_)) | Err(_) => Attempt::Again,
         };
         if let Some(number) = number(cx) {
@@ -182,45 +184,45 @@ fn number(cx: &Cx) -> Option<u64> {
     cx.header(NUMBER)?.parse().ok()
 }
 
-/// The events that a transaction may write.
+/// Kinds of events that a transaction may write.
 #[derive(Clone, Copy)]
-enum Kind {
+enum EventKind {
     Order,
     Charge,
-    /// A charge that nobody can read.
+    /// A charge whose payload cannot be decoded.
     Poison,
     Receipt,
     Review,
 }
 
-impl Kind {
-    /// What the n-th transaction of a writer writes.
+impl EventKind {
+    /// Events of the n-th transaction of a writer.
     fn of_turn(turn: u64) -> Vec<Self> {
-        let charge = if turn % 100 == 10 { Kind::Poison } else { Kind::Charge };
-        let mut kinds = vec![Kind::Order, charge, Kind::Receipt];
+        let charge = if turn % 100 == 10 { EventKind::Poison } else { EventKind::Charge };
+        let mut kinds = vec![EventKind::Order, charge, EventKind::Receipt];
         if turn % 5 == 2 {
-            kinds.push(Kind::Review);
+            kinds.push(EventKind::Review);
         }
         kinds
     }
 
     fn expectation(self, order: &Order) -> Expectation {
         Expectation {
-            delay: if matches!(self, Kind::Review) { REMIND_AFTER } else { Duration::ZERO },
-            place: matches!(self, Kind::Order).then_some((order.customer, order.number)),
+            delay: if matches!(self, EventKind::Review) { REMIND_AFTER } else { Duration::ZERO },
+            key_position: matches!(self, EventKind::Order).then_some((order.customer, order.number)),
         }
     }
 
     fn event(self, order: &Order, number: u64) -> outbox::EventBuilder {
         let &Order { customer, number: nth, cents, .. } = order;
         match self {
-            Kind::Order => Event::new(OrderPlaced::TYPE)
+            EventKind::Order => Event::new(OrderPlaced::TYPE)
                 .ordering_key(format!("customer-{customer}"))
                 .json(&OrderPlaced { customer, number: nth }),
-            Kind::Charge => Event::new(CARD_CHARGED).json(&CardCharged { cents }),
-            Kind::Poison => Event::new(CARD_CHARGED).json(&"no charge at all"),
-            Kind::Receipt => Event::new(ReceiptWanted::TYPE).json(&ReceiptWanted { customer, cents }),
-            Kind::Review => {
+            EventKind::Charge => Event::new(CARD_CHARGED).json(&CardCharged { cents }),
+            EventKind::Poison => Event::new(CARD_CHARGED).json(&"no charge at all"),
+            EventKind::Receipt => Event::new(ReceiptWanted::TYPE).json(&ReceiptWanted { customer, cents }),
+            EventKind::Review => {
                 Event::new(ReviewDue::TYPE).deliver_after(REMIND_AFTER).json(&ReviewDue { customer })
             }
         }
@@ -232,12 +234,12 @@ impl Kind {
 pub(crate) struct Order {
     id: u64,
     customer: u64,
-    /// The how-manieth of its customer.
+    /// Position among the orders of its customer.
     number: u64,
     cents: i64,
 }
 
-/// How many events may still be committed.
+/// Number of events that may still be committed.
 pub(crate) struct Quota(AtomicU64);
 
 impl Quota {
@@ -245,7 +247,7 @@ impl Quota {
         Self(AtomicU64::new(events.unwrap_or(u64::MAX)))
     }
 
-    /// Takes up to this many. Returns how many.
+    /// Takes up to this many from the quota. Returns the number taken.
     fn take(&self, events: usize) -> usize {
         let left = self.0.load(Ordering::Relaxed);
         if left == u64::MAX {
@@ -258,20 +260,20 @@ impl Quota {
     }
 }
 
-/// So many events a second, for all writers together.
-pub(crate) struct Pace {
+/// Limits the events per second of all writers together.
+pub(crate) struct RateLimiter {
     began: Instant,
     sent: AtomicU64,
     rate: u32,
 }
 
-impl Pace {
-    /// A rate of 0 is as fast as it goes.
+impl RateLimiter {
+    /// Creates a limiter; a rate of 0 means no limit.
     pub(crate) fn new(rate: u32) -> Self {
         Self { began: Instant::now(), sent: AtomicU64::new(0), rate }
     }
 
-    /// Waits until it is time to send this many.
+    /// Waits until this many events may be sent.
     async fn wait(&self, events: usize) {
         if self.rate > 0 {
             let before = self.sent.fetch_add(events as u64, Ordering::Relaxed);
@@ -281,23 +283,23 @@ impl Pace {
     }
 }
 
-/// Places orders, one transaction after another, for customers of its own: so it knows in which order their
-/// transactions were committed.
+/// Places orders, one transaction after another. No two writers share a customer, so that each
+/// writer knows the order of its customers' commits.
 pub(crate) struct Writer<DB: Shop> {
     pub(crate) outbox: Outbox<DB>,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) quota: Arc<Quota>,
-    pub(crate) pace: Arc<Pace>,
+    pub(crate) rate_limiter: Arc<RateLimiter>,
     pub(crate) stop: CancellationToken,
     pub(crate) customers: Range<u64>,
 }
 
 impl<DB: Shop> Writer<DB> {
-    /// Writes until it is stopped or the quota is used up.
+    /// Writes until stopped, or until the quota is used up.
     pub(crate) async fn run(self) -> outbox::Result<()> {
         let mut orders_of = vec![0; self.customers.clone().count()];
         for turn in 0.. {
-            let mut kinds = Kind::of_turn(turn);
+            let mut kinds = EventKind::of_turn(turn);
             let rolls_back = turn % 16 == 7;
             if !rolls_back {
                 kinds.truncate(self.quota.take(kinds.len()));
@@ -306,39 +308,44 @@ impl<DB: Shop> Writer<DB> {
                 break;
             }
             tokio::select! {
-                () = self.pace.wait(kinds.len()) => {}
+                () = self.rate_limiter.wait(kinds.len()) => {}
                 () = self.stop.cancelled() => break,
             }
-            while self.ledger.tally().in_flight() > MOST_IN_FLIGHT && !self.stop.is_cancelled() {
+            while self.ledger.tally().in_flight() > MAX_IN_FLIGHT && !self.stop.is_cancelled() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            let which = rand::rng().random_range(0..orders_of.len());
+            let index = rand::rng().random_range(0..orders_of.len());
             let order = Order {
                 id: 0,
-                customer: self.customers.start + which as u64,
-                number: orders_of[which],
+                customer: self.customers.start + index as u64,
+                number: orders_of[index],
                 cents: rand::rng().random_range(100..100_000),
             };
             if rolls_back {
-                self.change_of_mind(order, &kinds, turn % 32 == 7).await?;
+                self.place_and_roll_back(order, &kinds, turn % 32 == 7).await?;
             } else {
                 self.place(order, &kinds).await?;
-                orders_of[which] += 1;
+                orders_of[index] += 1;
             }
         }
         Ok(())
     }
 
-    /// The business transaction: the order and its events, together or not at all.
-    async fn place(&self, order: Order, kinds: &[Kind]) -> outbox::Result<()> {
+    /// The business transaction: writes the order and its events atomically.
+    async fn place(&self, order: Order, kinds: &[EventKind]) -> outbox::Result<()> {
         let (tx, numbers) = self.prepare(order, kinds).await?;
         tx.commit().await?;
         self.ledger.committed(numbers, Instant::now());
         Ok(())
     }
 
-    /// The same, but it does not happen: by a rollback, or because the transaction was dropped on the way.
-    async fn change_of_mind(&self, order: Order, kinds: &[Kind], by_drop: bool) -> outbox::Result<()> {
+    /// Like `place`, but rolls back, explicitly or by dropping the transaction.
+    async fn place_and_roll_back(
+        &self,
+        order: Order,
+        kinds: &[EventKind],
+        by_drop: bool,
+    ) -> outbox::Result<()> {
         let (tx, numbers) = self.prepare(order, kinds).await?;
         if by_drop {
             drop(tx);
@@ -352,7 +359,7 @@ impl<DB: Shop> Writer<DB> {
     async fn prepare(
         &self,
         mut order: Order,
-        kinds: &[Kind],
+        kinds: &[EventKind],
     ) -> outbox::Result<(outbox::Tx<'static, DB>, Range<u64>)> {
         let expected: Vec<_> = kinds.iter().map(|kind| kind.expectation(&order)).collect();
         let mut tx = self.outbox.begin().await?;
@@ -365,7 +372,7 @@ impl<DB: Shop> Writer<DB> {
     }
 }
 
-/// Creates the shop's table. An error if it is there.
+/// Creates the shop's table. Fails if it exists.
 pub(crate) async fn open<DB: Shop>(outbox: &Outbox<DB>) -> sqlx::Result<()> {
     DB::execute(&mut *outbox.pool().acquire().await?, CREATE_ORDERS.to_owned()).await
 }
@@ -376,44 +383,47 @@ pub(crate) async fn close<DB: Shop>(outbox: &Outbox<DB>) -> sqlx::Result<()> {
     for table in TABLES {
         DB::execute(&mut *connection, format!("DROP TABLE IF EXISTS outbox_demo_{table}")).await?;
     }
-    for drop in DB::ELSE {
+    for drop in DB::DROP_OTHER_OBJECTS {
         DB::execute(&mut *connection, (*drop).to_owned()).await?;
     }
     Ok(())
 }
 
-/// How many of the shop's events there are, but for those that are done, and whether somebody has changed any by hand: then the
-/// ledger cannot tell what should have become of them.
-pub(crate) async fn standing<DB: Shop>(outbox: &Outbox<DB>) -> outbox::Result<Standing> {
+/// Counts the shop's waiting and dead events, and checks the audit for manual changes, after which
+/// the ledger cannot know the expected outcome.
+pub(crate) async fn stored_counts<DB: Shop>(outbox: &Outbox<DB>) -> outbox::Result<StoredCounts> {
     let admin = outbox.admin();
-    let mut standing = Standing { by_hand: !admin.audits(None, 1).await?.is_empty(), ..Standing::default() };
+    let mut stored_counts = StoredCounts {
+        changed_manually: !admin.audits(None, 1).await?.is_empty(),
+        ..StoredCounts::default()
+    };
     for event_type in TYPES {
         let of_type = Filter { event_type: Some(event_type.to_owned()), ..Filter::default() };
         let dead = Filter { status: Some(Status::Dead), ..of_type.clone() };
-        standing.dead += admin.count(&dead).await?;
-        standing.waiting += admin.count(&Filter { pending: true, ..of_type }).await?;
+        stored_counts.dead += admin.count(&dead).await?;
+        stored_counts.waiting += admin.count(&Filter { pending: true, ..of_type }).await?;
     }
-    Ok(standing)
+    Ok(stored_counts)
 }
 
-/// What the outbox's table says of the shop's events.
+/// Counts of the shop's events in the outbox's table.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Standing {
+pub(crate) struct StoredCounts {
     pub(crate) waiting: u64,
     pub(crate) dead: u64,
-    pub(crate) by_hand: bool,
+    pub(crate) changed_manually: bool,
 }
 
-/// How many orders there are.
+/// Counts the orders.
 pub(crate) async fn count_orders<DB: Shop>(outbox: &Outbox<DB>) -> sqlx::Result<u64> {
     let count = DB::count(&mut *outbox.pool().acquire().await?).await?;
     Ok(u64::try_from(count).unwrap_or_default())
 }
 
-/// A database that the shop can live in: the shop's own SQL, which needs the concrete types of each.
+/// A database for the shop: the shop's own SQL, which needs the concrete types of each database.
 pub(crate) trait Shop: outbox::Database {
-    /// How to drop what is no table.
-    const ELSE: &'static [&'static str];
+    /// Statements that drop objects other than tables.
+    const DROP_OTHER_OBJECTS: &'static [&'static str];
 
     fn execute(
         connection: &mut Self::Connection,
@@ -429,15 +439,15 @@ pub(crate) trait Shop: outbox::Database {
 }
 
 macro_rules! shop {
-    ($database:ty, $else:expr) => {
+    ($database:ty, $drops:expr) => {
         impl Shop for $database {
-            const ELSE: &'static [&'static str] = $else;
+            const DROP_OTHER_OBJECTS: &'static [&'static str] = $drops;
 
             async fn execute(connection: &mut Self::Connection, sql: String) -> sqlx::Result<()> {
                 sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(connection).await.map(drop)
             }
 
-            // Neither is prepared, so that they also run behind a pooler.
+            // Not prepared, so that both statements also run behind a pooler.
             async fn place(connection: &mut Self::Connection, order: &Order) -> sqlx::Result<()> {
                 let Order { id, customer, cents, .. } = order;
                 let columns = "outbox_demo_orders (id, customer, cents)";
@@ -455,4 +465,4 @@ macro_rules! shop {
 
 shop!(sqlx::Sqlite, &[]);
 shop!(sqlx::MySql, &[]);
-shop!(sqlx::Postgres, &IN_POSTGRES);
+shop!(sqlx::Postgres, &DROP_IN_POSTGRES);

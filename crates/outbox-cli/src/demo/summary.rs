@@ -1,4 +1,4 @@
-//! What is said at the end: every count, and whether the outbox kept its promises.
+//! Summary at the end of the demo: all counts, and whether the outbox kept its guarantees.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,42 +7,43 @@ use indicatif::HumanCount;
 
 use super::latency::Latencies;
 use super::ledger::Tally;
-use super::shop::Standing;
+use super::shop::StoredCounts;
 
 pub(crate) struct Summary {
-    /// What the ledger saw.
+    /// Counts of the ledger.
     pub(crate) tally: Tally,
-    /// What the outbox's table says.
-    pub(crate) standing: Standing,
-    /// How many rows the shop's own table has.
+    /// Counts of the outbox's table.
+    pub(crate) stored: StoredCounts,
+    /// Number of rows of the shop's own table.
     pub(crate) orders: u64,
-    /// From the start to the last event that was settled.
+    /// Time from the start to the last settled event.
     pub(crate) took: Duration,
     pub(crate) hot: Latencies,
     pub(crate) all: Latencies,
-    /// The user did not want to wait for the rest.
-    pub(crate) hurried: bool,
+    /// Whether a second Ctrl-C ended the demo before all events were settled.
+    pub(crate) aborted: bool,
 }
 
 impl Summary {
-    /// Committed, but still waiting in the table.
+    /// Events that are committed and still pending.
     fn waiting(&self) -> u64 {
-        self.standing.waiting
+        self.stored.waiting
     }
 
-    /// Committed, and neither delivered nor in the table. Nobody can tell if somebody has skipped or deleted some by hand.
+    /// Events that are committed, and neither delivered nor in the table. Unknown, and so 0, if
+    /// events were changed manually: the user may have skipped or deleted some.
     fn lost(&self) -> u64 {
-        if self.standing.by_hand {
+        if self.stored.changed_manually {
             return 0;
         }
-        self.tally.written.saturating_sub(self.tally.delivered + self.standing.dead + self.waiting())
+        self.tally.written.saturating_sub(self.tally.delivered + self.stored.dead + self.waiting())
     }
 
-    /// Every promise that was broken; empty if all is well.
-    pub(crate) fn broken(&self) -> Vec<String> {
+    /// Violated guarantees; empty if there are none.
+    pub(crate) fn violations(&self) -> Vec<String> {
         let Tally { out_of_order, early, phantom, transactions, .. } = self.tally;
-        let stuck = if self.hurried { 0 } else { self.waiting() };
-        let mut broken: Vec<String> = [
+        let stuck = if self.aborted { 0 } else { self.waiting() };
+        let mut violations: Vec<String> = [
             (self.lost(), "lost"),
             (phantom, "phantom"),
             (out_of_order, "out of order"),
@@ -54,25 +55,26 @@ impl Summary {
         .map(|(count, what)| format!("{count} {what}"))
         .collect();
         if self.orders != transactions {
-            broken.push(format!("{} orders in the table, {transactions} were committed", self.orders));
+            violations.push(format!("{} orders in the table, {transactions} were committed", self.orders));
         }
-        broken
+        violations
     }
 }
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tally { transactions, undone, .. } = self.tally;
+        let Tally { transactions, rolled_back_transactions, .. } = self.tally;
         let count = |count: u64| HumanCount(count).to_string();
         let written = format!("in {} transactions, each with its order", count(transactions));
-        let undone = format!("in {} transactions: must never arrive", count(undone));
+        let rolled_back_transactions =
+            format!("in {} transactions: must never be delivered", count(rolled_back_transactions));
         let rows = [
             ("written (committed)", self.tally.written, written.as_str()),
-            ("rolled back", self.tally.rolled_back, undone.as_str()),
+            ("rolled back", self.tally.rolled_back, rolled_back_transactions.as_str()),
             ("delivered", self.tally.delivered, ""),
-            ("retried", self.tally.retried, "attempts that failed, and were made again"),
-            ("dead", self.standing.dead, "given up, kept for people to look at"),
-            ("waiting", self.waiting(), "not through when the demo was stopped"),
+            ("retried", self.tally.retried, "failed attempts that were retried"),
+            ("dead", self.stored.dead, "dead-lettered, kept for inspection"),
+            ("waiting", self.waiting(), "not settled when the demo was stopped"),
             ("duplicates", self.tally.duplicates, "allowed: delivery is at least once"),
             ("out of order", self.tally.out_of_order, ""),
             ("too early", self.tally.early, ""),
@@ -117,42 +119,42 @@ mod tests {
         let tally = Tally { transactions: 2, written: 5, delivered: 4, dead: 1, ..Tally::default() };
         Summary {
             tally,
-            standing: Standing { dead: 1, ..Standing::default() },
+            stored: StoredCounts { dead: 1, ..StoredCounts::default() },
             orders: 2,
             took: Duration::from_secs(1),
             hot: Latencies::default(),
             all: Latencies::default(),
-            hurried: false,
+            aborted: false,
         }
     }
 
     #[test]
-    fn all_delivered_or_dead_is_well() {
-        assert!(summary().broken().is_empty());
+    fn nothing_is_violated_if_all_events_are_delivered_or_dead() {
+        assert!(summary().violations().is_empty());
     }
 
     #[test]
-    fn an_event_that_is_nowhere_is_lost() {
+    fn an_event_that_is_neither_delivered_nor_stored_is_lost() {
         let mut summary = summary();
         summary.tally.delivered = 3;
-        assert_eq!(summary.broken(), ["1 lost"]);
-        summary.standing.by_hand = true;
-        assert!(summary.broken().is_empty(), "somebody may have skipped it");
+        assert_eq!(summary.violations(), ["1 lost"]);
+        summary.stored.changed_manually = true;
+        assert!(summary.violations().is_empty(), "the user may have skipped it");
     }
 
     #[test]
-    fn an_event_that_waits_is_stuck_unless_the_user_was_in_a_hurry() {
+    fn a_waiting_event_is_a_violation_unless_the_demo_was_aborted() {
         let mut summary = summary();
-        (summary.tally.delivered, summary.standing.waiting) = (3, 1);
-        assert_eq!(summary.broken(), ["1 not delivered in time"]);
-        summary.hurried = true;
-        assert!(summary.broken().is_empty());
+        (summary.tally.delivered, summary.stored.waiting) = (3, 1);
+        assert_eq!(summary.violations(), ["1 not delivered in time"]);
+        summary.aborted = true;
+        assert!(summary.violations().is_empty());
     }
 
     #[test]
-    fn an_order_without_its_events_is_noticed() {
+    fn an_order_without_its_events_is_a_violation() {
         let mut summary = summary();
         summary.orders = 3;
-        assert_eq!(summary.broken(), ["3 orders in the table, 2 were committed"]);
+        assert_eq!(summary.violations(), ["3 orders in the table, 2 were committed"]);
     }
 }

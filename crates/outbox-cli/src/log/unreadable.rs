@@ -1,4 +1,5 @@
-//! `outbox log unreadable`: the events of the log that publishers passed over.
+//! `outbox log unreadable`: events of the log that publishers skipped because they cannot be
+//! decoded.
 
 use std::process::ExitCode;
 
@@ -9,27 +10,28 @@ use outbox::store::Unreadable;
 use serde::Serialize;
 
 use crate::database::Tables;
-use crate::open::Place;
-use crate::show::{Output, Table, json, short};
-use crate::{note, nothing};
+use crate::output::{Output, Table, json, short};
+use crate::target::Target;
+use crate::{eprint_escaped, exit_nothing};
 
-/// List events of the log that publishers passed over, because they cannot be read
+/// List events of the log that publishers skipped because they cannot be decoded
 ///
-/// A row with invalid headers, a time outside of the calendar or a payload over the limit cannot be published. The first
-/// publisher that reaches it notes it here and goes on. To publish it after all, repair the row in the log and reset the
-/// publishers to the position before it. The entry stays as a record.
+/// A row with invalid headers, a time outside of the calendar or a payload over the limit cannot be
+/// published. The first publisher that reaches the row records it here and skips it. To publish it
+/// after all, repair the row in the log and reset the publishers to the position before it. The
+/// entry stays as a record.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   outbox log unreadable
   outbox log unreadable --limit 1000 --json
 
-Exit codes: 0 some were found, 1 failure, 2 wrong usage, 3 every event could be read.")]
-pub(super) struct Options {
+Exit codes: 0 unreadable events found, 1 failure, 2 wrong usage, 3 none found.")]
+pub(super) struct LogUnreadableArgs {
     #[command(flatten)]
     tables: Tables,
 
-    /// List this many at most, the greatest positions first
+    /// Maximum number of entries, the greatest positions first
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
 
@@ -37,7 +39,7 @@ pub(super) struct Options {
     output: Output,
 }
 
-/// An unreadable event for programs.
+/// JSON form of an unreadable event.
 #[derive(Serialize)]
 struct UnreadableView<'a> {
     position: i64,
@@ -45,17 +47,17 @@ struct UnreadableView<'a> {
     noted_at: DateTime<Utc>,
 }
 
-/// Reads the newest entries.
-pub(super) async fn of(place: &Place, limit: usize) -> Result<Vec<Unreadable>> {
-    place.log_admin().unreadable(limit).await.map_err(|error| place.explain(error))
+/// Reads the entries with the greatest positions.
+pub(super) async fn of(target: &Target, limit: usize) -> Result<Vec<Unreadable>> {
+    target.log_admin().unreadable(limit).await.map_err(|error| target.explain(error))
 }
 
-pub(super) async fn run(options: Options) -> Result<ExitCode> {
-    let place = options.tables.open().await?;
-    let entries = of(&place, options.limit as usize).await?;
+pub(super) async fn run(options: LogUnreadableArgs) -> Result<ExitCode> {
+    let target = options.tables.open().await?;
+    let entries = of(&target, options.limit as usize).await?;
     if entries.is_empty() {
-        note("Publishers could read every event that they came to.");
-        return Ok(nothing());
+        eprint_escaped("No publisher has found an unreadable event.");
+        return Ok(exit_nothing());
     }
     if options.output.json {
         for Unreadable { position, reason, noted_at } in &entries {

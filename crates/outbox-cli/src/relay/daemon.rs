@@ -1,4 +1,4 @@
-//! The life of a relay: start, serve, reload, stop.
+//! Lifecycle of a relay process: start, serve, reload, stop.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,42 +10,42 @@ use anyhow::{Context, Result, bail};
 use outbox_transports::Text;
 
 use super::health::{Health, SharedHealth};
-use super::http::{Serve, Server};
-use super::lines::Gone;
-use super::outlets::{Asked, Outlets};
-use super::reload::Changeable;
-use super::signals::{Signals, Told};
-use super::source::Serving;
-use super::table::{Switch, Table};
+use super::http::{Server, ServerSettings};
+use super::json_lines::BrokenPipe;
+use super::publishers::{PublisherHealth, Publishers};
+use super::reload::Reloadable;
+use super::routing_table::{RoutingTable, SharedRoutingTable};
+use super::signals::{SignalAction, Signals};
+use super::source::RunningRelay;
 use crate::Usage;
 use crate::config::{Config, Source};
 
-/// What to run.
+/// Settings of a relay process.
 pub(crate) struct Plan {
     pub(crate) config: Config,
-    /// Where the settings were read from, to be read again.
+    /// The settings file, for reloads.
     pub(crate) file: Option<PathBuf>,
-    /// The database if the file names none.
-    pub(crate) otherwise: Option<String>,
-    /// What the setting of the database is called, for hints.
+    /// Database URL if the file names none.
+    pub(crate) fallback_url: Option<String>,
+    /// Name of the database setting, for hints.
     pub(crate) setting: &'static str,
     pub(crate) listen: Option<SocketAddr>,
-    /// Where probes and metrics are as well.
+    /// Second address for probes and metrics.
     pub(crate) probes_listen: Option<SocketAddr>,
-    /// Whether people read what is said, rather than machines.
-    pub(crate) to_people: bool,
-    /// How long to try to reach the database at first.
+    /// Whether standard error is a terminal with text output, where a secret may be printed.
+    pub(crate) interactive: bool,
+    /// How long to retry if the database cannot be reached at start.
     pub(crate) wait: Duration,
 }
 
-/// How often to look whether this relay has taken over, or lost, an outbox.
-const LOOK: Duration = Duration::from_millis(250);
+/// Interval for checking whether this relay has become active or inactive.
+const STATE_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long to wait between two attempts to reach the database at first.
-const AGAIN: Duration = Duration::from_secs(1);
+/// Delay between two attempts to reach the database at start.
+const START_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(plan: Plan) -> Result<ExitCode> {
-    // From the first moment on: what is told to stop while it starts stops as well.
+    // Installed first, so that a signal during the start stops the process, too.
     let mut signals = Signals::new(plan.file.is_some())?;
     if let Some(file) = &plan.file {
         for warning in &plan.config.warnings {
@@ -57,135 +57,157 @@ pub(crate) async fn run(plan: Plan) -> Result<ExitCode> {
         Source::One(database) => database.name.as_ref().map(Text::as_str),
         _ => None,
     };
-    let Plan { listen, probes_listen, to_people, .. } = plan;
-    let settings = Serve { listen, probes_listen, http: &plan.config.http, database, to_people };
+    let Plan { listen, probes_listen, interactive, .. } = plan;
+    let settings = ServerSettings { listen, probes_listen, http: &plan.config.http, database, interactive };
     let _server = Server::start(&settings, health.clone()).await?;
-    let gone = Arc::new(Gone::default());
-    let outlets = Outlets::new(&plan.config, &Outlets::default(), &gone)?;
-    health.set_outlets(&outlets);
-    let switch = Switch::new(Table::new(&plan.config, &outlets));
-    let serving = tokio::select! {
-        serving = start(&plan, &outlets, &switch) => serving?,
+    let broken_pipe = Arc::new(BrokenPipe::default());
+    let publishers = Publishers::new(&plan.config, &Publishers::default(), &broken_pipe)?;
+    health.set_publishers(&publishers);
+    let routing_table = SharedRoutingTable::new(RoutingTable::new(&plan.config, &publishers));
+    let running = tokio::select! {
+        running = start(&plan, &publishers, &routing_table) => running?,
         () = signals.stop() => return Ok(ExitCode::SUCCESS),
     };
-    health.serves(&serving);
-    tokio::spawn(name_the_absent(outlets.clone()));
-    let Plan { config, file, otherwise, .. } = plan;
-    let mut changeable =
-        Changeable { file, otherwise, config, outlets, switch, gone: gone.clone(), health: health.clone() };
-    let end = serve(&serving, &health, &mut signals, &gone, || changeable.reload()).await;
-    finish(serving, end, &health, &mut signals).await
+    health.set_running(&running);
+    tokio::spawn(warn_unavailable_publishers(publishers.clone()));
+    let Plan { config, file, fallback_url, .. } = plan;
+    let mut reloadable = Reloadable {
+        file,
+        fallback_url,
+        config,
+        publishers,
+        routing_table,
+        broken_pipe: broken_pipe.clone(),
+        health: health.clone(),
+    };
+    let end = serve(&running, &health, &mut signals, &broken_pipe, || reloadable.reload()).await;
+    finish(running, end, &health, &mut signals).await
 }
 
-/// Serves until there is a reason to stop.
+/// Runs the relay until there is a reason to stop.
 async fn serve(
-    serving: &Serving,
+    running: &RunningRelay,
     health: &Health,
     signals: &mut Signals,
-    gone: &Gone,
+    broken_pipe: &BrokenPipe,
     mut reload: impl FnMut(),
-) -> End {
-    let mut watch = Watch::default();
+) -> StopReason {
+    let mut standby = StandbyReporter::default();
     loop {
-        watch.look(serving, health).await;
+        standby.update(running, health).await;
         tokio::select! {
-            told = signals.next() => match told {
-                Told::Stop => return End::Told,
-                Told::Reload => {
+            action = signals.next() => match action {
+                SignalAction::Stop => return StopReason::Signal,
+                SignalAction::Reload => {
                     reload();
-                    // What waited for a destination may have another one now.
-                    serving.wake();
+                    // Events that waited for a destination may have another route now.
+                    running.wake();
                 }
             },
-            () = gone.told() => return End::Gone,
-            ended = serving.stopped() => return End::Failed(ended),
-            () = tokio::time::sleep(LOOK) => {}
+            () = broken_pipe.wait_until_broken() => return StopReason::BrokenPipe,
+            ended = running.stopped() => return StopReason::Ended(ended),
+            () = tokio::time::sleep(STATE_POLL_INTERVAL) => {}
         }
     }
 }
 
-/// Why a relay stops.
-enum End {
-    /// It was told to.
-    Told,
+/// Reason for stopping.
+enum StopReason {
+    /// SIGTERM or Ctrl-C.
+    Signal,
     /// Standard output is closed.
-    Gone,
-    /// It has ended by itself.
-    Failed(outbox::Result<()>),
+    BrokenPipe,
+    /// The relay ended by itself.
+    Ended(outbox::Result<()>),
 }
 
-/// Stops the relay. An error, and so a non-zero exit code, unless it was told to stop and could.
-async fn finish(serving: Serving, end: End, health: &Health, signals: &mut Signals) -> Result<ExitCode> {
-    if let End::Failed(failed) = &end {
-        health.ends(&failed.as_ref().map_or_else(ToString::to_string, |()| "the relay has ended".to_owned()));
+/// Stops the relay. Returns an error, and so a non-zero exit code, unless a signal was the reason
+/// and the relay stopped cleanly.
+async fn finish(
+    running: RunningRelay,
+    end: StopReason,
+    health: &Health,
+    signals: &mut Signals,
+) -> Result<ExitCode> {
+    if let StopReason::Ended(failed) = &end {
+        health.set_ended(
+            &failed.as_ref().map_or_else(ToString::to_string, |()| "the relay has ended".to_owned()),
+        );
     } else {
-        health.stops();
+        health.set_stopping();
     }
     let stopped = tokio::select! {
-        stopped = serving.stop() => stopped,
-        // Whoever says it twice does not want to wait.
+        stopped = running.stop() => stopped,
+        // A second signal exits at once.
         () = signals.stop() => std::process::exit(130),
     };
     health.log_counts();
     match end {
-        End::Told => stopped.context("could not give back what was in hand: others wait for its lease")?,
-        End::Gone => {
-            bail!("cannot write to standard output any more; what was not written stays in the database")
+        StopReason::Signal => stopped.context(
+            "cannot release the events in flight: other relays take them over when their leases expire",
+        )?,
+        StopReason::BrokenPipe => {
+            bail!("standard output is closed; events that were not written stay in the database")
         }
-        End::Failed(failed) => {
+        StopReason::Ended(failed) => {
             failed?;
-            bail!("the relay has ended by itself");
+            bail!("the relay ended unexpectedly");
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Starts the relay, again and again until the time is over.
-async fn start(plan: &Plan, outlets: &Outlets, switch: &Switch) -> Result<Serving> {
+/// Starts the relay. Retries errors other than wrong usage until `plan.wait` is over.
+async fn start(
+    plan: &Plan,
+    publishers: &Publishers,
+    routing_table: &SharedRoutingTable,
+) -> Result<RunningRelay> {
     let until = Instant::now() + plan.wait;
-    let mut said = false;
+    let mut warned = false;
     loop {
-        match Serving::start(&plan.config, plan.setting, outlets, switch).await {
-            Err(error) if !error.is::<Usage>() && Instant::now() + AGAIN < until => {
-                if !std::mem::replace(&mut said, true) {
-                    tracing::warn!("{error:#}\ntrying again for {:?}", plan.wait);
+        match RunningRelay::start(&plan.config, plan.setting, publishers, routing_table).await {
+            Err(error) if !error.is::<Usage>() && Instant::now() + START_RETRY_DELAY < until => {
+                if !std::mem::replace(&mut warned, true) {
+                    tracing::warn!("{error:#}\nretrying for up to {:?}", plan.wait);
                 }
             }
             started => return started,
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(START_RETRY_DELAY).await;
     }
 }
 
-/// Says which publishers are not there. The relay waits for them.
-async fn name_the_absent(outlets: Outlets) {
-    for Asked { name, kind, health } in outlets.ask().await {
+/// Logs which publishers are unavailable. The relay waits for them.
+async fn warn_unavailable_publishers(publishers: Publishers) {
+    for PublisherHealth { name, kind, health } in publishers.check_health().await {
         if let Err(reason) = health {
-            tracing::warn!("the publisher `{name}` ({kind}) is not available yet, its events wait: {reason}");
+            tracing::warn!("publisher `{name}` ({kind}) is unavailable, its events wait: {reason}");
         }
     }
 }
 
-/// Says when this relay stands by, for whom, and when it does not any more.
+/// Logs when this relay starts to stand by, with the active relay's name, and when it becomes
+/// active.
 #[derive(Default)]
-struct Watch {
+struct StandbyReporter {
     standing_by: bool,
 }
 
-impl Watch {
-    async fn look(&mut self, serving: &Serving, health: &Health) {
-        let active = serving.is_active();
-        health.look(serving);
+impl StandbyReporter {
+    async fn update(&mut self, running: &RunningRelay, health: &Health) {
+        let active = running.is_active();
+        health.update(running);
         if !active && !self.standing_by {
-            let holder =
-                serving.holder().await.map_or_else(|| "another relay".to_owned(), |node| node.to_string());
+            let leader =
+                running.leader().await.map_or_else(|| "another relay".to_owned(), |node| node.to_string());
             tracing::warn!(
-                "standing by: `mode = \"single-node\"` lets one relay deliver, and {holder} does; this one takes over \
-                 when that one ends"
+                "standing by: `mode = \"single-node\"` allows one active relay, which is {leader}; this relay takes over \
+                 when it stops"
             );
         }
         if active && self.standing_by {
-            tracing::info!("took over: this relay delivers now");
+            tracing::info!("took over: this relay is active now");
         }
         self.standing_by = !active;
     }
@@ -203,7 +225,7 @@ mod tests {
     use super::failing::Failing;
     use super::*;
 
-    /// The process ends with 1 and the cause on standard error, which is how `main` tells errors.
+    /// The exit code is 1, and `main` prints the cause to standard error.
     #[tokio::test]
     async fn a_relay_that_ends_by_itself_ends_the_process_with_an_error() {
         let outbox = Outbox::sqlite(":memory:").await.unwrap();
@@ -211,20 +233,20 @@ mod tests {
         outbox.send(Event::new("e").json(&1)).await.unwrap();
         let store = Failing::take(outbox.store(), usize::MAX, || panic!("out of order"));
         let relay = RelayBuilder::multi_node(store.clone()).start().await.unwrap();
-        let serving = Serving::One { relay, store, mode: Mode::MultiNode };
-        let (health, gone) = (Health::default(), Gone::default());
-        health.serves(&serving);
+        let running = RunningRelay::One { relay, store, mode: Mode::MultiNode };
+        let (health, broken_pipe) = (Health::default(), BrokenPipe::default());
+        health.set_running(&running);
         assert_eq!(health.ended(), None);
         let mut signals = Signals::new(false).unwrap();
-        let served = serve(&serving, &health, &mut signals, &gone, || {});
-        let end = tokio::time::timeout(Duration::from_secs(60), served).await.expect("it ends");
-        let ended = finish(serving, end, &health, &mut signals).await;
-        let told = format!("{:#}", ended.as_ref().expect_err("it failed"));
-        assert!(told.starts_with("the relay has ended: its task `take` failed: 5 panics"), "{told}");
-        assert!(told.contains("out of order"), "{told}");
-        assert_eq!(health.ended(), Some(told), "/healthz fails");
+        let served = serve(&running, &health, &mut signals, &broken_pipe, || {});
+        let end = tokio::time::timeout(Duration::from_secs(60), served).await.expect("the relay ends");
+        let ended = finish(running, end, &health, &mut signals).await;
+        let message = format!("{:#}", ended.as_ref().expect_err("the relay failed"));
+        assert!(message.starts_with("the relay has ended: its task `take` failed: 5 panics"), "{message}");
+        assert!(message.contains("out of order"), "{message}");
+        assert_eq!(health.ended(), Some(message), "/healthz fails");
         let ready = health.readiness().await;
         assert!(!ready.ready);
-        assert_eq!(format!("{:?}", crate::conclude("relay", ended)), format!("{:?}", ExitCode::FAILURE));
+        assert_eq!(format!("{:?}", crate::exit_code("relay", ended)), format!("{:?}", ExitCode::FAILURE));
     }
 }

@@ -1,4 +1,4 @@
-//! Databases that a query names.
+//! Discovery of databases by a query.
 
 use std::str::FromStr;
 
@@ -12,56 +12,57 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
 
-use crate::config::Kind;
+use crate::config::AllowedKind;
 use crate::database::DatabaseUrl;
 
-/// A query whose rows are databases: a name and a URL each.
-pub(crate) struct Query {
+/// A query that returns a name and a URL for each database.
+pub(crate) struct DiscoveryQuery {
     url: DatabaseUrl,
     query: String,
     allowed: Allowed,
 }
 
-/// Databases that rows may name: the writers of the directory choose what the relay opens, within these.
+/// Databases that rows may name. The writers of the directory choose the databases that the relay
+/// opens, within these limits.
 #[derive(Clone, Debug)]
 pub(crate) struct Allowed {
-    kinds: Vec<Kind>,
+    kinds: Vec<AllowedKind>,
     hosts: Option<Vec<String>>,
 }
 
 impl Allowed {
-    pub(crate) fn new(kinds: &[Kind], hosts: Option<&[Text]>) -> Self {
+    pub(crate) fn new(kinds: &[AllowedKind], hosts: Option<&[Text]>) -> Self {
         let hosts = hosts.map(|hosts| hosts.iter().map(|host| host.as_str().to_owned()).collect());
         Self { kinds: kinds.to_vec(), hosts }
     }
 
-    /// Why a URL is not allowed, without repeating it: it may hold a password.
+    /// Why a URL is not allowed. Does not contain the URL, which may have a password.
     fn refusal(&self, url: &str) -> Option<&'static str> {
-        let Ok(parsed) = DatabaseUrl::parse(url) else { return Some("its URL cannot be read") };
-        // As the driver reads them: a parameter may name another host than the URL begins with.
+        let Ok(parsed) = DatabaseUrl::parse(url) else { return Some("its URL is invalid") };
+        // Parsed as by the driver: a parameter may name another host than the authority of the URL.
         let (kind, host) = match parsed.kind() {
             DatabaseKind::Postgres => {
                 let Ok(options) = PgConnectOptions::from_str(url) else {
-                    return Some("its URL cannot be read");
+                    return Some("its URL is invalid");
                 };
                 let is_socket = options.get_socket().is_some();
-                (Kind::Postgres, (!is_socket).then(|| options.get_host().to_owned()))
+                (AllowedKind::Postgres, (!is_socket).then(|| options.get_host().to_owned()))
             }
             DatabaseKind::MySql => {
                 let url = url.replacen("mariadb:", "mysql:", 1);
                 let Ok(options) = MySqlConnectOptions::from_str(&url) else {
-                    return Some("its URL cannot be read");
+                    return Some("its URL is invalid");
                 };
                 let is_socket = options.get_socket().is_some();
-                (Kind::MySql, (!is_socket).then(|| options.get_host().to_owned()))
+                (AllowedKind::MySql, (!is_socket).then(|| options.get_host().to_owned()))
             }
-            _ => (Kind::Sqlite, None),
+            _ => (AllowedKind::Sqlite, None),
         };
         if !self.kinds.contains(&kind) {
             return Some("`allow` of `[discovery]` does not name its kind of database");
         }
         let is_listed = |hosts: &Vec<String>| {
-            kind == Kind::Sqlite
+            kind == AllowedKind::Sqlite
                 || host.as_deref().is_some_and(|host| hosts.iter().any(|of| is_host(of, host)))
         };
         let listed = self.hosts.as_ref().is_none_or(is_listed);
@@ -69,7 +70,7 @@ impl Allowed {
     }
 }
 
-/// `*.db.internal` stands for every name under it.
+/// Whether a host matches a pattern: `*.db.internal` stands for every name under `db.internal`.
 fn is_host(pattern: &str, host: &str) -> bool {
     match pattern.strip_prefix('*') {
         Some(end) if end.starts_with('.') => {
@@ -82,13 +83,13 @@ fn is_host(pattern: &str, host: &str) -> bool {
 
 type Rows = Vec<(String, String)>;
 
-impl Query {
+impl DiscoveryQuery {
     pub(crate) fn new(url: DatabaseUrl, query: &str, allowed: Allowed) -> Self {
         Self { url, query: query.to_owned(), allowed }
     }
 
-    /// The databases that are allowed, and the names of the others with the reason.
-    pub(crate) async fn ask(&self) -> Result<(Rows, Vec<(String, &'static str)>), sqlx::Error> {
+    /// Runs the query. Returns the allowed databases, and the names of the others with the reason.
+    pub(crate) async fn run(&self) -> Result<(Rows, Vec<(String, &'static str)>), sqlx::Error> {
         let (mut rows, mut refused) = (Rows::new(), Vec::new());
         for (name, url) in self.fetch().await? {
             match self.allowed.refusal(&url) {
@@ -99,14 +100,14 @@ impl Query {
         Ok((rows, refused))
     }
 
-    /// On a connection of its own: it is asked every few minutes.
+    /// Uses a new connection each time: the query runs every few minutes.
     async fn fetch(&self) -> Result<Rows, sqlx::Error> {
-        // It is the operator's own statement.
+        // The operator's own statement.
         let query = AssertSqlSafe(self.query.clone());
         match self.url.kind() {
             DatabaseKind::Postgres => {
                 let mut connection = self.url.postgres()?.connect().await?;
-                // In a transaction and without a name, as a pooler needs it.
+                // In a transaction, as an unnamed statement: required behind a pooler.
                 let mut tx = connection.begin().await?;
                 let rows = sqlx::query_as(query).persistent(false).fetch_all(&mut *tx).await?;
                 tx.commit().await?;
@@ -129,14 +130,14 @@ impl Query {
     }
 }
 
-impl Query {
-    /// What an error means for whoever wrote the query.
+impl DiscoveryQuery {
+    /// Turns an error of the query into one with a hint.
     pub(crate) fn explain(&self, error: &sqlx::Error) -> anyhow::Error {
         match error {
-            // The database's own word: what is wrong with the query.
+            // The database's message describes the mistake in the query.
             sqlx::Error::Database(why) => anyhow!("{} refuses the query: {}", self.url, why.message()),
             sqlx::Error::ColumnDecode { .. } | sqlx::Error::ColumnIndexOutOfBounds { .. } => {
-                anyhow!("the query of `[discovery]` must give two texts a row, a name and a URL: {error}")
+                anyhow!("the query of `[discovery]` must return two text columns, name and URL: {error}")
             }
             _ => self.url.explain(error),
         }
@@ -144,11 +145,11 @@ impl Query {
 }
 
 #[async_trait]
-impl Discovery for Query {
+impl Discovery for DiscoveryQuery {
     async fn discover(&self) -> Result<Vec<FleetDatabase>, Box<dyn std::error::Error + Send + Sync>> {
-        let (rows, refused) = self.ask().await.map_err(|error| format!("{:#}", self.explain(&error)))?;
+        let (rows, refused) = self.run().await.map_err(|error| format!("{:#}", self.explain(&error)))?;
         for (name, reason) in refused {
-            tracing::warn!(name, reason, "a database of the directory is not served");
+            tracing::warn!(name, reason, "discovered database refused");
         }
         Ok(rows.into_iter().map(|(name, url)| FleetDatabase::new(name, url)).collect())
     }
@@ -159,18 +160,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_name_only_what_is_allowed() {
-        let servers = Allowed { kinds: vec![Kind::Postgres, Kind::MySql], hosts: None };
+    fn only_allowed_databases_are_accepted() {
+        let servers = Allowed { kinds: vec![AllowedKind::Postgres, AllowedKind::MySql], hosts: None };
         assert_eq!(servers.refusal("postgres://shop:s3cret@db/acme"), None);
         assert_eq!(servers.refusal("mariadb://shop@db/acme"), None);
         for url in ["sqlite:/etc/passwd", "sqlite::memory:", "file:///x", "http://db/x", ""] {
             assert!(servers.refusal(url).is_some(), "{url}");
         }
-        let files = Allowed { kinds: vec![Kind::Sqlite], hosts: Some(Vec::new()) };
+        let files = Allowed { kinds: vec![AllowedKind::Sqlite], hosts: Some(Vec::new()) };
         assert_eq!(files.refusal("sqlite:a.db"), None);
         assert!(files.refusal("postgres://db/x").is_some());
         let hosts = ["db1", "*.db.internal"].map(str::to_owned).to_vec();
-        let some = Allowed { kinds: vec![Kind::Postgres, Kind::MySql], hosts: Some(hosts) };
+        let some = Allowed { kinds: vec![AllowedKind::Postgres, AllowedKind::MySql], hosts: Some(hosts) };
         for url in ["postgres://DB1:5433/x", "mysql://u:p@a.db.internal/x"] {
             assert_eq!(some.refusal(url), None, "{url}");
         }

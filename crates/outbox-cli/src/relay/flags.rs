@@ -1,4 +1,4 @@
-//! A relay without a settings file: a database, and where its events go.
+//! Flags of a relay without a settings file.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,15 +11,17 @@ use outbox_transports::Text;
 use crate::Usage;
 use crate::config::{Config, Count, Time, Topic, Transport, WrittenCompletion, WrittenMode};
 
-/// What the flags say.
+/// Flags that replace a settings file.
 #[derive(clap::Args)]
 pub(crate) struct Flags {
-    /// The database: sqlite:FILE, postgres://… or mysql://… (also for MariaDB), or @FILE that has such a URL in it
-    // The value may hold a password: never shown in the help.
+    /// The database: sqlite:FILE, postgres://… or mysql://… (also for MariaDB), or @FILE that
+    /// contains such a URL
+    // The value may contain a password: hidden in the help.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL", value_parser = outbox::settings::file::url_or_file)]
     pub(crate) database: Option<String>,
 
-    /// The table of the events; the other tables' names are made from it. outbox_event if not set
+    /// The table of the events; the names of the other tables are derived from it. Default:
+    /// outbox_event
     #[arg(long, value_name = "NAME")]
     table: Option<String>,
 
@@ -27,39 +29,41 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "NAME")]
     schema: Option<String>,
 
-    /// Where events go: stdout, or file:PATH, which is appended to
+    /// Destination of events: stdout, or file:PATH to append to a file
     #[arg(long, value_name = "WHERE")]
-    publish: Option<Where>,
+    publish: Option<PublishTarget>,
 
-    /// Publish the event log too, or alone with --mode log, as a topic of this name; its position is kept by it
+    /// Also publish the event log, or only the log with --mode log, as a topic of this name, under
+    /// which its position is stored
     #[arg(long, value_name = "NAME")]
     topic: Option<String>,
 
-    /// Who else may deliver from this database; multi-node if not set
+    /// How relays share this database. Default: multi-node
     #[arg(long, value_enum, ignore_case = true)]
     mode: Option<ModeFlag>,
 
-    /// Create or upgrade the tables first; without this they must be there
+    /// Create or upgrade the tables first; without this they must exist
     #[arg(long)]
     migrate: bool,
 
-    /// How many events to handle at once
+    /// Number of concurrent workers
     #[arg(long, value_name = "N")]
     workers: Option<Count>,
 
-    /// How many events a poll takes at first, and a batch of the log has
+    /// Initial number of events per poll, and number of events per batch of the log
     #[arg(long, value_name = "N")]
     batch: Option<Count>,
 
-    /// The longest time between two polls, such as 500ms, 5s or 1m
+    /// Maximum time between two polls, such as 500ms, 5s or 1m
     #[arg(long, value_name = "TIME")]
     poll_interval: Option<Time<1>>,
 
-    /// How long an event is leased, such as 30s or 5m: how long a crash delays what this relay had in hand, at most
+    /// Duration of a lease on an event, such as 30s or 5m: the maximum delay of events in flight
+    /// after a crash
     #[arg(long, value_name = "TIME")]
     lease: Option<Time<1_000>>,
 
-    /// What happens to events that are done; they are kept if not set
+    /// Whether to keep or delete rows of DONE events. Default: keep
     #[arg(long, value_enum)]
     completion: Option<CompletionFlag>,
 }
@@ -79,18 +83,18 @@ impl clap::ValueEnum for ModeFlag {
         ]
     }
 
-    /// With the spelling of the environment, as in the file; `ignore_case` lets capitals through.
+    /// Accepts underscores as an alias, like the file; `ignore_case` accepts upper case.
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let (alias, help) = match self.0 {
             Mode::SingleNode => {
-                ("single_node", "This relay alone, by a lease on the whole table; another one stands by")
+                ("single_node", "One active relay, by a lease on the whole table; others stand by")
             }
             Mode::MultiNode => ("multi_node", "Any number of relays share the work"),
             Mode::Ordered => {
                 ("ordered", "As multi-node; events without an ordering key are ordered by their aggregate")
             }
             Mode::WriterOnly => ("writer_only", "Delivers nothing; deletes old events"),
-            _ => ("log", "The event log alone; another relay delivers the queue"),
+            _ => ("log", "Only the event log; another relay delivers the queue"),
         };
         Some(PossibleValue::new(WrittenMode(self.0).name()).alias(alias).help(help))
     }
@@ -99,9 +103,9 @@ impl clap::ValueEnum for ModeFlag {
 /// `--completion`.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum CompletionFlag {
-    /// They stay until they are purged
+    /// Rows stay until they are purged
     Keep,
-    /// Their rows are deleted
+    /// Rows are deleted at once
     Delete,
 }
 
@@ -114,31 +118,31 @@ impl From<CompletionFlag> for WrittenCompletion {
     }
 }
 
-/// Where events go.
+/// Value of `--publish`.
 #[derive(Clone)]
-enum Where {
+enum PublishTarget {
     Stdout,
     File(PathBuf),
 }
 
-impl FromStr for Where {
+impl FromStr for PublishTarget {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
-            None if text == "stdout" => Ok(Where::Stdout),
-            Some(("file", path)) if !path.is_empty() => Ok(Where::File(path.into())),
+            None if text == "stdout" => Ok(PublishTarget::Stdout),
+            Some(("file", path)) if !path.is_empty() => Ok(PublishTarget::File(path.into())),
             _ => Err("use stdout, or file:PATH".to_owned()),
         }
     }
 }
 
-impl Where {
-    /// The transport. A file that cannot be written to is told at the start.
+impl PublishTarget {
+    /// The transport. Fails at once if a file is not writable.
     fn transport(&self) -> Result<Transport, Usage> {
         match self {
-            Where::Stdout => Ok(Transport::Stdout),
-            Where::File(path) => {
+            PublishTarget::Stdout => Ok(Transport::Stdout),
+            PublishTarget::File(path) => {
                 let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
                 let wrong = |error| Usage(format!("--publish: cannot write to {}: {error}", path.display()));
                 file.map_err(wrong).map(|_| Transport::file(path))
@@ -147,13 +151,13 @@ impl Where {
     }
 }
 
-/// What the one publisher is called. Positions of the log are kept by this name.
-const LINES: &str = "lines";
+/// Name of the publisher. Positions of the log are stored under this name.
+const PUBLISHER_NAME: &str = "lines";
 
 impl Flags {
-    /// Beside a settings file there is nothing left for them to say.
-    pub(crate) fn refuse(&self) -> Result<(), Usage> {
-        let said = [
+    /// Fails if a flag is given beside a settings file.
+    pub(crate) fn reject_beside_file(&self) -> Result<(), Usage> {
+        let given = [
             ("--table", self.table.is_some()),
             ("--schema", self.schema.is_some()),
             ("--publish", self.publish.is_some()),
@@ -166,17 +170,17 @@ impl Flags {
             ("--lease", self.lease.is_some()),
             ("--completion", self.completion.is_some()),
         ];
-        match said.into_iter().find(|(_, said)| *said) {
+        match given.into_iter().find(|(_, given)| *given) {
             Some((flag, _)) => {
-                Err(Usage(format!("{flag} is for a relay without --config: say it in the file")))
+                Err(Usage(format!("{flag} cannot be used with --config: use the setting of the file")))
             }
             None => Ok(()),
         }
     }
 
-    /// The settings that they stand for.
+    /// Converts the flags to settings.
     pub(crate) fn config(&self) -> Result<Config, Usage> {
-        let needs = |what: &str| Usage(format!("{what} is needed, or --config with a settings file"));
+        let needs = |what: &str| Usage(format!("{what} is required, or --config with a settings file"));
         let database = self.database.as_deref().ok_or_else(|| needs("--database (or DATABASE_URL)"))?;
         crate::database::DatabaseUrl::parse(database)?;
         let mut config = Config::of(database);
@@ -188,14 +192,14 @@ impl Flags {
         match (mode, &self.publish, &self.topic) {
             (Mode::WriterOnly, None, None) => {}
             (Mode::WriterOnly, ..) => {
-                let reason = "--mode writer-only delivers nothing: leave --publish and --topic out";
+                let reason = "--mode writer-only delivers nothing: remove --publish and --topic";
                 return Err(Usage(reason.to_owned()));
             }
             (_, Some(publish), topic) => {
-                config.publish_to(LINES, publish.transport()?);
+                config.publish_to(PUBLISHER_NAME, publish.transport()?);
                 let topic = topic.as_deref().or((mode == Mode::LogOnly).then_some("log"));
                 let batch = self.batch.map(Count::at_most);
-                config.topics.extend(topic.map(|topic| Topic::all(topic, LINES, batch)));
+                config.topics.extend(topic.map(|topic| Topic::all(topic, PUBLISHER_NAME, batch)));
                 if mode == Mode::LogOnly {
                     config.routes.clear();
                 }
@@ -221,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    /// as in the file.
+    /// the same spellings as in the file.
     #[test]
     fn every_mode_is_a_flag_in_both_spellings() {
         let listed: Vec<Mode> = ModeFlag::value_variants().iter().map(|flag| flag.0).collect();

@@ -1,4 +1,4 @@
-//! How the relay is doing, for probes.
+//! Health of the relay, for probes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,27 +11,27 @@ use outbox::{Destination, Fleet};
 use outbox_web::{DatabaseInfo, Databases};
 use serde::Serialize;
 
-use super::outlets::Outlets;
-use super::source::Serving;
+use super::publishers::Publishers;
+use super::source::RunningRelay;
 
-/// How long an answer of the database is good for: probes of many kinds cost it one question.
-const FRESH: Duration = Duration::from_secs(1);
+/// How long the result of a database check is reused, so that several probes cause one query.
+const CHECK_VALIDITY: Duration = Duration::from_secs(1);
 
-/// How long the database may take to answer a probe.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Time limit for a database check.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What probes ask.
+/// State that probes report.
 #[derive(Default)]
 pub(crate) struct Health {
     stage: Mutex<Stage>,
-    outlets: Mutex<Outlets>,
+    publishers: Mutex<Publishers>,
     active: AtomicBool,
-    /// What the relay of one database says of itself.
+    /// Health of the relay of one database.
     relay: Mutex<RelayHealth>,
-    /// Why the relay has ended, if it has.
+    /// Why the relay ended, if it did.
     ended: Mutex<Option<String>>,
-    /// What the database said last, and when.
-    said: tokio::sync::Mutex<Option<(Instant, Result<(), String>)>>,
+    /// Time and result of the last database check.
+    last_check: tokio::sync::Mutex<Option<(Instant, Result<(), String>)>>,
 }
 
 #[derive(Clone, Default)]
@@ -43,19 +43,19 @@ enum Stage {
     Stopping,
 }
 
-/// The answer to `/readyz`.
+/// Response of `/readyz`.
 #[derive(Serialize)]
 pub(crate) struct Readiness {
     pub(crate) ready: bool,
     relay: &'static str,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     reasons: Vec<String>,
-    /// When the database last completed a take and a settlement, where there is one database.
+    /// Times of the last successful take and settlement; only with one database.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    last: Option<Last>,
+    last: Option<LastActivity>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     databases: Vec<DatabaseHealth>,
-    /// Those that cannot be reached at the moment: their events wait, the rest goes on.
+    /// Destinations that are unavailable: their events wait, others are delivered.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     outages: Vec<OutageReport>,
 }
@@ -67,16 +67,16 @@ struct DatabaseHealth {
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    last: Option<Last>,
+    last: Option<LastActivity>,
 }
 
 #[derive(Serialize)]
-struct Last {
+struct LastActivity {
     last_take: Option<DateTime<Utc>>,
     last_settlement: Option<DateTime<Utc>>,
 }
 
-impl From<&RelayHealth> for Last {
+impl From<&RelayHealth> for LastActivity {
     fn from(health: &RelayHealth) -> Self {
         Self { last_take: health.last_take, last_settlement: health.last_settlement }
     }
@@ -91,66 +91,66 @@ struct OutageReport {
 
 impl Health {
     fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-        mutex.lock().expect("no one panics while holding this lock")
+        mutex.lock().expect("no code panics while holding this lock")
     }
 
-    pub(crate) fn serves(&self, serving: &Serving) {
-        self.look(serving);
-        *Self::lock(&self.stage) = match serving {
-            Serving::One { store, .. } => Stage::One(store.clone()),
-            Serving::Fleet { fleet, .. } => Stage::Fleet(fleet.clone()),
+    pub(crate) fn set_running(&self, running: &RunningRelay) {
+        self.update(running);
+        *Self::lock(&self.stage) = match running {
+            RunningRelay::One { store, .. } => Stage::One(store.clone()),
+            RunningRelay::Fleet { fleet, .. } => Stage::Fleet(fleet.clone()),
         };
     }
 
-    pub(crate) fn stops(&self) {
+    pub(crate) fn set_stopping(&self) {
         *Self::lock(&self.stage) = Stage::Stopping;
     }
 
-    pub(crate) fn set_outlets(&self, outlets: &Outlets) {
-        let before = std::mem::replace(&mut *Self::lock(&self.outlets), outlets.clone());
-        // Some may be gone now.
+    pub(crate) fn set_publishers(&self, publishers: &Publishers) {
+        let before = std::mem::replace(&mut *Self::lock(&self.publishers), publishers.clone());
+        // Some publishers may have been removed: logs their last counts.
         before.log_counts();
     }
 
-    /// Logs what publishers have counted, at the end.
+    /// Logs the counts of publishers, at the end.
     pub(crate) fn log_counts(&self) {
-        Self::lock(&self.outlets).log_counts();
+        Self::lock(&self.publishers).log_counts();
     }
 
-    /// Notes how the relay is doing.
-    pub(crate) fn look(&self, serving: &Serving) {
-        self.active.store(serving.is_active(), Ordering::Relaxed);
-        Self::lock(&self.outlets).log_counts_if_due();
-        let health = serving.health().unwrap_or_default();
+    /// Updates the state from the running relay.
+    pub(crate) fn update(&self, running: &RunningRelay) {
+        self.active.store(running.is_active(), Ordering::Relaxed);
+        Self::lock(&self.publishers).log_counts_if_due();
+        let health = running.health().unwrap_or_default();
         if let Some(why) = &health.ended {
-            self.ends(why);
+            self.set_ended(why);
         }
         *Self::lock(&self.relay) = health;
     }
 
-    /// The relay has ended by itself.
-    pub(crate) fn ends(&self, why: &str) {
+    /// Records that the relay ended by itself.
+    pub(crate) fn set_ended(&self, why: &str) {
         Self::lock(&self.ended).get_or_insert_with(|| why.to_owned());
     }
 
-    /// Why the relay has ended, if it has: the one thing that `/healthz` fails for.
+    /// Why the relay ended, if it did. Only this makes `/healthz` fail.
     pub(crate) fn ended(&self) -> Option<String> {
         Self::lock(&self.ended).clone()
     }
 
-    /// What the relay of one database fails at.
+    /// Problems of the relay of one database.
     fn problems(&self) -> Vec<String> {
         let health = Self::lock(&self.relay);
         let failing = health.problems().map(|problem| format!("the relay {problem}"));
         Self::lock(&self.ended).clone().into_iter().chain(failing).collect()
     }
 
-    /// Where events go.
+    /// All destinations.
     pub(crate) fn destinations(&self) -> Vec<Destination> {
-        Self::lock(&self.outlets).destinations().cloned().collect()
+        Self::lock(&self.publishers).destinations().cloned().collect()
     }
 
-    /// The databases that are served; one alone is called so.
+    /// Databases of the relay. `name` is used for the database if there is only one.
     pub(crate) fn databases(&self, name: &str) -> Vec<DatabaseInfo> {
         let one = |state: &str| vec![DatabaseInfo::new(name, state)];
         let problem = self.problems().into_iter().next();
@@ -166,10 +166,10 @@ impl Health {
         }
     }
 
-    /// The store of one of them.
-    pub(crate) fn store(&self, of_one: &str, name: &str) -> Option<SharedStore> {
+    /// Store of the database with this name.
+    pub(crate) fn store(&self, single_name: &str, name: &str) -> Option<SharedStore> {
         match Self::lock(&self.stage).clone() {
-            Stage::One(store) => (name == of_one).then_some(store),
+            Stage::One(store) => (name == single_name).then_some(store),
             Stage::Fleet(fleet) => Databases::store(&fleet, name),
             Stage::Starting | Stage::Stopping => None,
         }
@@ -182,11 +182,12 @@ impl Health {
             Stage::Starting => {
                 ("starting", vec!["the database has not been reached yet".to_owned()], Vec::new())
             }
-            Stage::Stopping => ("stopping", vec!["the relay stops".to_owned()], Vec::new()),
+            Stage::Stopping => ("stopping", vec!["the relay is stopping".to_owned()], Vec::new()),
             Stage::One(store) => {
                 let active = self.active.load(Ordering::Relaxed);
-                last = Some(Last::from(&*Self::lock(&self.relay)));
-                let reasons = self.problems().into_iter().chain(self.ask(&store).await.err()).collect();
+                last = Some(LastActivity::from(&*Self::lock(&self.relay)));
+                let reasons =
+                    self.problems().into_iter().chain(self.check_database(&store).await.err()).collect();
                 (if active { "active" } else { "standing by" }, reasons, Vec::new())
             }
             Stage::Fleet(fleet) => {
@@ -202,7 +203,7 @@ impl Health {
                 (if stands_by { "standing by" } else { "active" }, reasons, databases)
             }
         };
-        let outages = Self::lock(&self.outlets)
+        let outages = Self::lock(&self.publishers)
             .destinations()
             .filter_map(|destination| {
                 let outage = destination.outage()?;
@@ -216,21 +217,21 @@ impl Health {
         Readiness { ready: reasons.is_empty(), relay, reasons, last, databases, outages }
     }
 
-    /// Whether the database answers.
-    async fn ask(&self, store: &SharedStore) -> Result<(), String> {
-        let mut said = self.said.lock().await;
-        if let Some((when, answer)) = &*said
-            && when.elapsed() < FRESH
+    /// Checks whether the database answers.
+    async fn check_database(&self, store: &SharedStore) -> Result<(), String> {
+        let mut last_check = self.last_check.lock().await;
+        if let Some((when, result)) = &*last_check
+            && when.elapsed() < CHECK_VALIDITY
         {
-            return answer.clone();
+            return result.clone();
         }
-        let answer = match tokio::time::timeout(PATIENCE, store.check_schema()).await {
+        let result = match tokio::time::timeout(PROBE_TIMEOUT, store.check_schema()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(format!("the database: {error}")),
-            Err(_) => Err(format!("the database does not answer within {} s", PATIENCE.as_secs())),
+            Err(_) => Err(format!("the database does not answer within {} s", PROBE_TIMEOUT.as_secs())),
         };
-        *said = Some((Instant::now(), answer.clone()));
-        answer
+        *last_check = Some((Instant::now(), result.clone()));
+        result
     }
 }
 
@@ -240,10 +241,10 @@ impl From<outbox::fleet::DatabaseStatus> for DatabaseHealth {
             DatabaseState::Failing { reason } => Some(reason.clone()),
             _ => None,
         };
-        let last = database.health.as_ref().map(Last::from);
+        let last = database.health.as_ref().map(LastActivity::from);
         Self { state: database.state.to_string(), name: database.name, reason, last }
     }
 }
 
-/// Shared by the daemon and who answers probes.
+/// Shared by the daemon and the HTTP server.
 pub(crate) type SharedHealth = Arc<Health>;

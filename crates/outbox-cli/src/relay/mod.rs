@@ -1,32 +1,32 @@
-//! `outbox relay`: delivers events, as flags or a settings file say.
+//! `outbox relay`: delivers events, configured by flags or a settings file.
 //!
-//! | file | what it is |
+//! | module | contents |
 //! | --- | --- |
-//! | `flags` | a relay without a settings file |
-//! | `daemon`, `signals`, `reload` | start, serve, read the settings again, stop |
-//! | `source`, `discovery` | the databases, and the relay on them |
-//! | `outlets`, `lines`, `counting` | the publishers |
-//! | `table` | which event goes to which of them |
-//! | `reach` | trying all of that, for `outbox check` |
+//! | `flags` | settings from flags, without a settings file |
+//! | `daemon`, `signals`, `reload` | start, serve, reload the settings, stop |
+//! | `source`, `discovery` | opens the databases and starts the relay |
+//! | `publishers`, `json_lines`, `statistics` | the publishers |
+//! | `routing_table` | routes events to publishers |
+//! | `connectivity` | tests databases and publishers for `outbox check` |
 //! | `health`, `http` | probes and metrics |
-//! | `web`, `tls` | the API and the dashboard, and how connections are encrypted |
-//! | `serve`, `places` | connections, and which of them gives way to a new one |
+//! | `web`, `tls` | the API and the dashboard, and TLS |
+//! | `serve`, `connections` | the HTTP server: connections, their limits and eviction |
 
-mod counting;
+mod connections;
+pub(crate) mod connectivity;
 mod daemon;
 mod discovery;
 mod flags;
 mod health;
 mod http;
-mod lines;
-mod outlets;
-mod places;
-pub(crate) mod reach;
+mod json_lines;
+mod publishers;
 mod reload;
+mod routing_table;
 mod serve;
 mod signals;
 mod source;
-mod table;
+mod statistics;
 mod tls;
 mod web;
 
@@ -37,17 +37,17 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use self::daemon::Plan;
-pub(crate) use self::outlets::Asked;
+pub(crate) use self::publishers::PublisherHealth;
 use crate::Usage;
 use crate::config::{Config, Time, probes_refusal};
 
-/// Deliver events, as a settings file says or, without one, each as one JSON object on a line
+/// Deliver events: by a settings file or, without one, as lines of JSON
 ///
-/// Runs until it is told to stop by SIGTERM or Ctrl-C; then it finishes what it has in hand. SIGHUP has it read the settings
-/// file again. Its own log lines go to standard error.
+/// Runs until SIGTERM or Ctrl-C, and then finishes the events in flight. SIGHUP reloads the
+/// settings file. Log lines are written to standard error.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct RelayArgs {
     /// The settings file; `outbox check --sample` prints one
     #[arg(long, short, value_name = "FILE", env = "OUTBOX_CONFIG")]
     config: Option<PathBuf>,
@@ -55,11 +55,12 @@ pub(crate) struct Options {
     #[command(flatten)]
     flags: flags::Flags,
 
-    /// Serve the dashboard, the API, /healthz, /readyz and /metrics there, such as 127.0.0.1:8080
+    /// Address for the dashboard, the API, /healthz, /readyz and /metrics, such as 127.0.0.1:8080
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
 
-    /// Serve /healthz, /readyz and /metrics there as well, without TLS and without a token, such as 127.0.0.1:9091
+    /// Second address for /healthz, /readyz and /metrics, without TLS and without a token, such as
+    /// 127.0.0.1:9091
     #[arg(long, value_name = "ADDRESS")]
     probes_listen: Option<SocketAddr>,
 
@@ -67,7 +68,7 @@ pub(crate) struct Options {
     #[arg(long)]
     allow_remote: bool,
 
-    /// How long to try to reach a database that is not there at first, such as 30s
+    /// How long to retry at start if the database cannot be reached, such as 30s
     #[arg(long, value_name = "TIME", env = "OUTBOX_WAIT", default_value = "0s")]
     wait: Time,
 }
@@ -75,22 +76,22 @@ pub(crate) struct Options {
 const EXAMPLES: &str = "\
 Examples:
   outbox relay --config outbox.toml
-  outbox relay --publish stdout | my-consumer          DATABASE_URL says where
+  outbox relay --publish stdout | my-consumer          from DATABASE_URL
   outbox relay --database sqlite:shop.db --migrate --publish file:events.jsonl --completion delete
   outbox relay --publish stdout --mode log --topic audit
 
-A line is out before its event counts as delivered, so after a crash some may come twice: tell them apart by `id`.";
+A line is written before its event counts as delivered, so after a crash some lines may be repeated: deduplicate by `id`.";
 
-pub(crate) async fn run(options: Options, to_people: bool) -> Result<ExitCode> {
-    let otherwise = options.flags.database.clone();
+pub(crate) async fn run(options: RelayArgs, interactive: bool) -> Result<ExitCode> {
+    let fallback_url = options.flags.database.clone();
     let (config, setting) = match &options.config {
         Some(file) => {
-            options.flags.refuse()?;
-            match Config::open(file, otherwise.as_deref()) {
+            options.flags.reject_beside_file()?;
+            match Config::open(file, fallback_url.as_deref()) {
                 Ok(config) => (config, "`url` of `[database]`"),
                 Err(mistakes) => {
                     eprintln!("{mistakes}");
-                    // Wrong usage, which a restart does not mend.
+                    // Wrong usage: a restart cannot help.
                     return Ok(ExitCode::from(2));
                 }
             }
@@ -102,19 +103,19 @@ pub(crate) async fn run(options: Options, to_people: bool) -> Result<ExitCode> {
     if let Some(refusal) = listen.and_then(|listen| config.http.refusal(listen, allow_remote)) {
         return Err(Usage(refusal).into());
     }
-    let of_file = || config.http.probes_listen.as_ref().map(|listen| *listen.get_ref());
-    let probes_listen = options.probes_listen.or_else(of_file);
+    let from_file = || config.http.probes_listen.as_ref().map(|listen| *listen.get_ref());
+    let probes_listen = options.probes_listen.or_else(from_file);
     if let Some(refusal) = probes_listen.and_then(|listen| probes_refusal(listen, allow_remote)) {
         return Err(Usage(refusal).into());
     }
     daemon::run(Plan {
         config,
         file: options.config,
-        otherwise,
+        fallback_url,
         setting,
         listen,
         probes_listen,
-        to_people,
+        interactive,
         wait: options.wait.0,
     })
     .await

@@ -1,77 +1,78 @@
-//! SIGHUP: reads the settings file again, and takes over what can change while the relay runs.
+//! Reload on SIGHUP: reads the settings file again, and applies settings that can change while the
+//! relay runs.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::health::SharedHealth;
-use super::lines::Gone;
-use super::outlets::Outlets;
-use super::table::{Switch, Table};
+use super::json_lines::BrokenPipe;
+use super::publishers::Publishers;
+use super::routing_table::{RoutingTable, SharedRoutingTable};
 use crate::config::Config;
 
-/// What can change: routes, and the publishers that they go to.
-pub(crate) struct Changeable {
+/// State that a reload changes: routes and their publishers.
+pub(crate) struct Reloadable {
     pub(crate) file: Option<PathBuf>,
-    /// The database if the file names none.
-    pub(crate) otherwise: Option<String>,
+    /// Database URL if the file names none.
+    pub(crate) fallback_url: Option<String>,
     pub(crate) config: Config,
-    pub(crate) outlets: Outlets,
-    pub(crate) switch: Switch,
-    pub(crate) gone: Arc<Gone>,
+    pub(crate) publishers: Publishers,
+    pub(crate) routing_table: SharedRoutingTable,
+    pub(crate) broken_pipe: Arc<BrokenPipe>,
     pub(crate) health: SharedHealth,
 }
 
-impl Changeable {
-    /// Reads the file again. What is wrong with it is logged, and everything stays as it is.
+impl Reloadable {
+    /// Reads the file again. If it has mistakes, logs them and changes nothing.
     pub(crate) fn reload(&mut self) {
         let Some(file) = &self.file else { return };
         let shown = file.display().to_string();
-        let new = match Config::open(file, self.otherwise.as_deref()) {
+        let new = match Config::open(file, self.fallback_url.as_deref()) {
             Ok(config) => config,
             Err(error) => {
                 for mistake in error.mistakes() {
                     tracing::error!("{mistake}");
                 }
-                tracing::error!("{shown} was read again and is wrong: everything stays as it was");
+                tracing::error!("cannot reload {shown}: settings stay unchanged");
                 return;
             }
         };
         for warning in &new.warnings {
             tracing::warn!("{}", warning.in_file(&shown));
         }
-        let outlets = match Outlets::new(&new, &self.outlets, &self.gone) {
-            Ok(outlets) => outlets,
+        let publishers = match Publishers::new(&new, &self.publishers, &self.broken_pipe) {
+            Ok(publishers) => publishers,
             Err(error) => {
-                tracing::error!("{shown}: {error:#}: everything stays as it was");
+                tracing::error!("cannot reload {shown}: {error:#}: settings stay unchanged");
                 return;
             }
         };
-        self.name_what_needs_a_restart(&new, &outlets);
-        self.switch.set(Table::new(&new, &outlets));
-        let changed: Vec<&str> = outlets.changed(&self.outlets).collect();
+        self.warn_about_restart(&new, &publishers);
+        self.routing_table.set(RoutingTable::new(&new, &publishers));
+        let changed: Vec<&str> = publishers.changed(&self.publishers).collect();
         tracing::info!(
             routes = new.routes.len(),
             publishers = new.publishers.len(),
             changed = changed.join(", "),
-            "{shown} was read again"
+            "{shown} reloaded"
         );
-        self.health.set_outlets(&outlets);
+        self.health.set_publishers(&publishers);
         (self.config.routes, self.config.publishers) = (new.routes, new.publishers);
-        self.outlets = outlets;
+        self.publishers = publishers;
     }
 
-    fn name_what_needs_a_restart(&self, new: &Config, outlets: &Outlets) {
+    fn warn_about_restart(&self, new: &Config, publishers: &Publishers) {
         for name in self.config.fixed_parts_that_differ(new) {
-            tracing::warn!("`{name}` has changed: that needs a restart, and is as before until then");
+            tracing::warn!("`{name}` has changed: the change takes effect after a restart");
         }
         let of_topics: BTreeSet<&str> =
             self.config.topics.iter().flat_map(|topic| &topic.to).map(|to| to.get_ref().as_str()).collect();
-        let changed = outlets.changed(&self.outlets);
-        let gone = of_topics.iter().copied().filter(|name| outlets.publisher(name).is_none());
-        for name in changed.filter(|name| of_topics.contains(name)).chain(gone) {
+        let changed = publishers.changed(&self.publishers);
+        let removed = of_topics.iter().copied().filter(|name| publishers.publisher(name).is_none());
+        for name in changed.filter(|name| of_topics.contains(name)).chain(removed) {
             tracing::warn!(
-                "the publisher `{name}` has changed: topics go to it as before until a restart, routes as they say now"
+                "publisher `{name}` has changed: routes use the new settings now, topics after a restart"
             );
         }
     }

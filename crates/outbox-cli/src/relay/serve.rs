@@ -1,8 +1,9 @@
-//! Accepts connections and answers on them.
+//! HTTP server: accepts connections and serves requests.
 //!
-//! `axum::serve` waits for the head of a request for ever, writes for ever to a client that does not read, and takes any number of
-//! connections: a client that opens many could take them all. Here each of these is bounded, and a new connection is always let in
-//! (see [`places`](super::places)).
+//! `axum::serve` waits without limit for the head of a request, and for a client that does not
+//! read, and accepts any number of connections, so that one client could use up all of them. Here
+//! each of these is bounded, and a new connection is always admitted (see
+//! [`connections`](super::connections)).
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,94 +26,103 @@ use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
 
-use super::places::{Connection, Doing, Limits, Place, Places};
+use super::connections::{Activity, Connection, ConnectionSlot, Connections, Limits};
 
-/// How long a TLS handshake may take, and the head of a request.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit for a TLS handshake, and for the head of a request.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a write may make no progress.
-const STALLED: Duration = Duration::from_secs(10);
+/// Time limit for a write without progress.
+const WRITE_STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a connection lasts, unless it sends a stream of events. Then it ends with the answer that it is at.
-const LIFE: Duration = Duration::from_secs(300);
+/// Maximum lifetime of a connection, unless it sends a stream of events. After that the current
+/// response is finished, and the connection is closed.
+const MAX_LIFETIME: Duration = Duration::from_secs(300);
 
-/// How long that answer may take.
-const LAST_ANSWER: Duration = Duration::from_secs(40);
+/// Time limit for that last response.
+const LAST_RESPONSE_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// How often to look whether a stream of events has ended on a connection whose time is over.
-const LOOK: Duration = Duration::from_secs(1);
+/// Interval for checking whether the stream of events has ended, on a connection over its lifetime.
+const STREAM_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long to wait after a connection could not be accepted.
-const AGAIN: Duration = Duration::from_millis(200);
+/// Delay after a failed accept.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// Too many files are open, in this process or on this machine (EMFILE, ENFILE).
-const NO_FILE_LEFT: [i32; 2] = [24, 23];
+/// Error codes for too many open files, in this process or on this machine (EMFILE, ENFILE).
+const FILE_LIMIT_ERRORS: [i32; 2] = [24, 23];
 
-/// How many connections may wait to be accepted: a burst of them must not have the kernel drop the next one, which comes again after
-/// a second at the earliest.
+/// Number of connections that may wait to be accepted. In a burst the kernel must not drop a
+/// connection, which the client would retry after a second at the earliest.
 const BACKLOG: u32 = 4_096;
 
-/// How many bytes of answers the kernel keeps for a client that has not read them; it doubles the number. Left alone it may keep
-/// 4 MiB for each, and an answer is written to those who do not read until all of that is full.
+/// Send buffer of a connection in bytes, which the kernel doubles. By default the kernel may buffer
+/// 4 MiB per connection, and a write to a client that does not read would stall only when all of
+/// that is full.
 const SEND_BUFFER: u32 = 64 * 1024;
 
 /// Listens on this address.
 pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
-    // Connections have it from the socket that they were accepted on.
+    // Accepted connections inherit the size from the listening socket.
     socket.set_send_buffer_size(SEND_BUFFER)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
 
-/// Answers until it is dropped.
+/// Accepts and serves connections until dropped.
 pub(crate) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, app: Router, limits: Limits) {
-    let places = Places::new(limits);
+    let connections = Connections::new(limits);
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::debug!(%error, "cannot accept a connection");
-                if error.raw_os_error().is_some_and(|code| NO_FILE_LEFT.contains(&code)) && places.make_room()
+                if error.raw_os_error().is_some_and(|code| FILE_LIMIT_ERRORS.contains(&code))
+                    && connections.evict_one()
                 {
-                    // The connection that was closed for this one ends when its task runs.
+                    // The evicted connection is closed when its task runs.
                     tokio::task::yield_now().await;
                 } else {
-                    tokio::time::sleep(AGAIN).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
                 continue;
             }
         };
-        // Answers are small, and a stream's messages should not wait for each other.
+        // Responses are small, and messages of a stream should not be delayed.
         let _ = stream.set_nodelay(true);
-        let place = places.take(peer.ip());
-        tokio::spawn(converse(stream, peer, tls.clone(), app.clone(), place));
+        let slot = connections.admit(peer.ip());
+        tokio::spawn(serve_connection(stream, peer, tls.clone(), app.clone(), slot));
     }
 }
 
-/// Answers on one connection until it ends, or has to give way.
-async fn converse(stream: TcpStream, peer: SocketAddr, tls: Option<TlsAcceptor>, app: Router, place: Place) {
-    let connection = place.connection.clone();
-    let stream = Watched::new(stream, connection.clone());
-    let answers = async {
+/// Serves one connection until it ends or is evicted.
+async fn serve_connection(
+    stream: TcpStream,
+    peer: SocketAddr,
+    tls: Option<TlsAcceptor>,
+    app: Router,
+    slot: ConnectionSlot,
+) {
+    let connection = slot.connection.clone();
+    let stream = MonitoredStream::new(stream, connection.clone());
+    let responses = async {
         match tls {
-            None => answer(stream, peer, app, &connection).await,
-            Some(tls) => match tokio::time::timeout(PATIENCE, tls.accept(stream)).await {
-                Ok(Ok(stream)) => answer(stream, peer, app, &connection).await,
+            None => serve_requests(stream, peer, app, &connection).await,
+            Some(tls) => match tokio::time::timeout(READ_TIMEOUT, tls.accept(stream)).await {
+                Ok(Ok(stream)) => serve_requests(stream, peer, app, &connection).await,
                 Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
                 Err(_) => tracing::debug!(%peer, "TLS handshake took too long"),
             },
         }
     };
     tokio::select! {
-        () = answers => {}
-        () = connection.evicted() => tracing::debug!(%peer, "connection closed: its place was needed"),
+        () = responses => {}
+        () = connection.evicted() => tracing::debug!(%peer, "connection evicted for a new one"),
     }
 }
 
-/// Answers on one connection.
-async fn answer(
+/// Serves the requests of one connection.
+async fn serve_requests(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     peer: SocketAddr,
     app: Router,
@@ -124,29 +134,29 @@ async fn answer(
         async move {
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(ConnectInfo(peer));
-            connection.set(Doing::Handling);
-            // Each in turn: requests that were sent together must not hold up other connections.
+            connection.set(Activity::Handling);
+            // Yields before each request: pipelined requests must not delay other connections.
             tokio::task::yield_now().await;
             let answer = app.oneshot(request).await;
             let is_stream = answer.as_ref().is_ok_and(|answer| {
                 answer.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "text/event-stream")
             });
-            connection.set(if is_stream { Doing::Streaming } else { Doing::Waiting });
+            connection.set(if is_stream { Activity::Streaming } else { Activity::Waiting });
             answer
         }
     });
-    let answers = http1::Builder::new()
+    let responses = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
+        .header_read_timeout(READ_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
-    let mut answers = pin!(answers);
+    let mut responses = pin!(responses);
     let ended = tokio::select! {
-        ended = answers.as_mut() => ended,
-        () = lived(connection) => {
-            answers.as_mut().graceful_shutdown();
-            match tokio::time::timeout(LAST_ANSWER, answers).await {
+        ended = responses.as_mut() => ended,
+        () = lifetime_over(connection) => {
+            responses.as_mut().graceful_shutdown();
+            match tokio::time::timeout(LAST_RESPONSE_TIMEOUT, responses).await {
                 Ok(ended) => ended,
-                Err(_) => return tracing::debug!(%peer, "connection closed: its time is over"),
+                Err(_) => return tracing::debug!(%peer, "connection closed: maximum lifetime exceeded"),
             }
         }
     };
@@ -155,41 +165,41 @@ async fn answer(
     }
 }
 
-/// Returns when the time of a connection is over, and it sends no stream.
-async fn lived(connection: &Connection) {
-    tokio::time::sleep(LIFE).await;
+/// Waits until the connection has reached its maximum lifetime and sends no stream.
+async fn lifetime_over(connection: &Connection) {
+    tokio::time::sleep(MAX_LIFETIME).await;
     while connection.is_streaming() {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(STREAM_CHECK_INTERVAL).await;
     }
 }
 
-/// A stream that tells of progress, and fails when a write makes none for too long.
-struct Watched<S> {
+/// A stream that records progress, and fails if a write makes no progress for too long.
+struct MonitoredStream<S> {
     inner: S,
     connection: Arc<Connection>,
     /// Set while a write waits for the client to read.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Watched<S> {
+impl<S> MonitoredStream<S> {
     fn new(inner: S, connection: Arc<Connection>) -> Self {
         Self { inner, connection, stalled: None }
     }
 
-    /// What came of a write.
-    fn watch<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    /// Records the result of a write; fails if the write has stalled for too long.
+    fn track_write<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.stalled = None;
             self.connection.progressed();
             return written;
         }
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALLED)));
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(WRITE_STALL_TIMEOUT)));
         ready!(stalled.as_mut().poll(cx));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for MonitoredStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -203,10 +213,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for MonitoredStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.inner).poll_write(cx, bytes);
-        self.watch(cx, written)
+        self.track_write(cx, written)
     }
 
     fn poll_write_vectored(
@@ -215,14 +225,14 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.inner).poll_write_vectored(cx, parts);
-        self.watch(cx, written)
+        self.track_write(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
         self.inner.is_write_vectored()
     }
 
-    // A socket has nothing to flush: that says nothing of progress.
+    // A socket has nothing to flush, so a flush is not progress.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.inner).poll_flush(cx)
     }
@@ -243,7 +253,7 @@ mod tests {
 
     use super::*;
 
-    /// A large answer, a small one, one a second, and what is told when it is asked for.
+    /// Serves a large response, a small one, and a stream with one event per second.
     fn app() -> Router {
         let live = async || {
             Sse::new(futures_util::stream::unfold((), async |()| {
@@ -257,75 +267,78 @@ mod tests {
             .route("/live", axum::routing::get(live))
     }
 
-    /// A connection over a pipe that holds so many bytes.
+    /// A connection over a pipe with a buffer of this size.
     fn connected(holds: usize) -> (DuplexStream, tokio::task::JoinHandle<()>) {
         let (client, server) = duplex(holds);
-        let place = Places::new(Limits::of(8)).take([127, 0, 0, 1].into());
+        let slot = Connections::new(Limits::of(8)).admit([127, 0, 0, 1].into());
         let served = tokio::spawn(async move {
-            let stream = Watched::new(server, place.connection.clone());
-            answer(stream, ([127, 0, 0, 1], 1).into(), app(), &place.connection).await;
+            let stream = MonitoredStream::new(server, slot.connection.clone());
+            serve_requests(stream, ([127, 0, 0, 1], 1).into(), app(), &slot.connection).await;
         });
         (client, served)
     }
 
-    async fn ask(client: &mut DuplexStream, path: &str) {
+    async fn send_request(client: &mut DuplexStream, path: &str) {
         let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
         client.write_all(request.as_bytes()).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_says_nothing_is_let_go() {
+    async fn a_client_that_sends_no_request_is_disconnected() {
         let listener = listen(([127, 0, 0, 1], 0).into()).unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(serve(listener, None, app(), Limits::of(8)));
         let mut slow = TcpStream::connect(address).await.unwrap();
         slow.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n").await.unwrap();
-        let mut said = Vec::new();
-        // The clock moves by itself while all tasks wait.
-        let ended = tokio::time::timeout(4 * PATIENCE, slow.read_to_end(&mut said)).await;
-        assert!(ended.is_ok(), "it was not let go");
-        assert!(!String::from_utf8_lossy(&said).contains("here"));
+        let mut received = Vec::new();
+        // The paused clock advances while all tasks wait.
+        let ended = tokio::time::timeout(4 * READ_TIMEOUT, slow.read_to_end(&mut received)).await;
+        assert!(ended.is_ok(), "the client was not disconnected");
+        assert!(!String::from_utf8_lossy(&received).contains("here"));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_does_not_read_is_cut_off() {
         let (mut client, served) = connected(1_024);
         let began = Instant::now();
-        ask(&mut client, "/large").await;
-        tokio::time::timeout(LIFE / 2, served).await.expect("it was not cut off").unwrap();
-        assert!(began.elapsed() >= STALLED, "it had its time");
-        let mut said = Vec::new();
-        client.read_to_end(&mut said).await.unwrap();
-        assert!(said.len() <= 1_024);
+        send_request(&mut client, "/large").await;
+        tokio::time::timeout(MAX_LIFETIME / 2, served)
+            .await
+            .expect("the client was not disconnected")
+            .unwrap();
+        assert!(began.elapsed() >= WRITE_STALL_TIMEOUT, "the client had enough time");
+        let mut received = Vec::new();
+        client.read_to_end(&mut received).await.unwrap();
+        assert!(received.len() <= 1_024);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_reads_slowly_gets_its_answer() {
+    async fn a_client_that_reads_slowly_gets_its_response() {
         let (mut client, served) = connected(100_000);
-        ask(&mut client, "/large").await;
-        let mut said = 0;
+        send_request(&mut client, "/large").await;
+        let mut received = 0;
         let mut some = vec![0; 100_000];
-        while said < 1_000_000 {
-            tokio::time::sleep(STALLED - Duration::from_secs(1)).await;
-            said += client.read(&mut some).await.unwrap();
+        while received < 1_000_000 {
+            tokio::time::sleep(WRITE_STALL_TIMEOUT - Duration::from_secs(1)).await;
+            received += client.read(&mut some).await.unwrap();
         }
         assert!(!served.is_finished());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_ends_when_its_time_is_over() {
+    async fn a_connection_ends_after_its_maximum_lifetime() {
         let (mut client, served) = connected(1_024);
         let began = Instant::now();
         let mut some = [0; 1_024];
         while !served.is_finished() {
-            assert!(began.elapsed() < 2 * LIFE, "it goes on");
+            assert!(began.elapsed() < 2 * MAX_LIFETIME, "the connection is still open");
             let request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
             if client.write_all(request).await.is_err() || client.read(&mut some).await.unwrap() == 0 {
                 break;
             }
-            tokio::time::sleep(PATIENCE / 2).await;
+            tokio::time::sleep(READ_TIMEOUT / 2).await;
         }
-        assert!(began.elapsed() >= LIFE);
+        assert!(began.elapsed() >= MAX_LIFETIME);
         served.await.unwrap();
     }
 
@@ -333,32 +346,32 @@ mod tests {
     async fn a_client_that_drips_an_answer_is_cut_off_when_its_time_is_over() {
         let (mut client, served) = connected(64);
         let began = Instant::now();
-        ask(&mut client, "/large").await;
+        send_request(&mut client, "/large").await;
         while !served.is_finished() {
-            assert!(began.elapsed() < 2 * LIFE, "it goes on");
+            assert!(began.elapsed() < 2 * MAX_LIFETIME, "the connection is still open");
             let _ = client.read_u8().await;
-            tokio::time::sleep(STALLED / 2).await;
+            tokio::time::sleep(WRITE_STALL_TIMEOUT / 2).await;
         }
-        assert!(began.elapsed() >= LIFE);
+        assert!(began.elapsed() >= MAX_LIFETIME);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_stream_of_events_outlives_other_connections_while_it_is_read() {
         let (mut client, served) = connected(1_024);
         let began = Instant::now();
-        ask(&mut client, "/live").await;
+        send_request(&mut client, "/live").await;
         let mut some = [0; 1_024];
-        while began.elapsed() < 2 * LIFE {
+        while began.elapsed() < 2 * MAX_LIFETIME {
             assert!(client.read(&mut some).await.unwrap() > 0, "it ended after {:?}", began.elapsed());
         }
-        // Who does not read it any more is cut off like all others.
+        // A client that stops reading is disconnected like any other.
         let stopped = Instant::now();
-        tokio::time::timeout(LIFE, served).await.expect("it was not cut off").unwrap();
-        assert!(stopped.elapsed() >= STALLED);
+        tokio::time::timeout(MAX_LIFETIME, served).await.expect("the client was not disconnected").unwrap();
+        assert!(stopped.elapsed() >= WRITE_STALL_TIMEOUT);
     }
 
     #[tokio::test]
-    async fn a_new_connection_is_answered_while_all_places_are_taken() {
+    async fn a_new_connection_is_served_at_the_limit_of_connections() {
         let listener = listen(([127, 0, 0, 1], 0).into()).unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(serve(listener, None, app(), Limits { connections: 8, per_address: 8 }));
@@ -374,9 +387,9 @@ mod tests {
                 .write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 .await
                 .unwrap();
-            let mut said = String::new();
-            let answered = tokio::time::timeout(PATIENCE / 2, client.read_to_string(&mut said)).await;
-            assert!(answered.is_ok() && said.ends_with("here"), "{said}");
+            let mut received = String::new();
+            let answered = tokio::time::timeout(READ_TIMEOUT / 2, client.read_to_string(&mut received)).await;
+            assert!(answered.is_ok() && received.ends_with("here"), "{received}");
         }
     }
 }

@@ -1,33 +1,33 @@
-//! What the process is told from outside.
+//! Signals of a relay process.
 
 use anyhow::{Context, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// SIGTERM and Ctrl-C to stop, SIGHUP to read the settings again.
+/// Listener for SIGTERM and Ctrl-C, which stop the process, and SIGHUP, which reloads the settings.
 pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    /// Without a file there is nothing to read again, and a terminal that hangs up ends us as it ends others.
+    /// `None` without a settings file: then SIGHUP ends the process, as by default.
     hang_up: Option<Signal>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum SignalAction {
     Stop,
     Reload,
 }
 
 impl Signals {
     pub(crate) fn new(reloads: bool) -> Result<Self> {
-        let to_hear = |kind| signal(kind).context("cannot wait for signals");
+        let listen = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self {
-            terminate: to_hear(SignalKind::terminate())?,
-            interrupt: to_hear(SignalKind::interrupt())?,
-            hang_up: if reloads { Some(to_hear(SignalKind::hangup())?) } else { None },
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hang_up: if reloads { Some(listen(SignalKind::hangup())?) } else { None },
         })
     }
 
-    pub(crate) async fn next(&mut self) -> Told {
+    pub(crate) async fn next(&mut self) -> SignalAction {
         let hang_up = async {
             match &mut self.hang_up {
                 Some(signal) => drop(signal.recv().await),
@@ -35,14 +35,14 @@ impl Signals {
             }
         };
         tokio::select! {
-            _ = self.terminate.recv() => Told::Stop,
-            _ = self.interrupt.recv() => Told::Stop,
-            () = hang_up => Told::Reload,
+            _ = self.terminate.recv() => SignalAction::Stop,
+            _ = self.interrupt.recv() => SignalAction::Stop,
+            () = hang_up => SignalAction::Reload,
         }
     }
 
-    /// Waits until it is told to stop.
+    /// Waits for a signal to stop.
     pub(crate) async fn stop(&mut self) {
-        while self.next().await != Told::Stop {}
+        while self.next().await != SignalAction::Stop {}
     }
 }

@@ -1,4 +1,4 @@
-//! Opens what the settings name as the source of events, and starts a relay on it.
+//! Opens the databases of the settings, and starts a relay on them.
 
 use anyhow::Result;
 use outbox::fleet::{DrainFirst, FleetBuilder, FleetDatabase, FleetRelay};
@@ -6,39 +6,40 @@ use outbox::settings::Mode;
 use outbox::store::{EXCLUSIVE, RelayHealth, SharedStore};
 use outbox::{Error, Fleet, NodeId, Relay, RelayBuilder, open_store};
 
-use super::discovery::{Allowed, Query};
-use super::outlets::Outlets;
-use super::table::Switch;
+use super::discovery::{Allowed, DiscoveryQuery};
+use super::publishers::Publishers;
+use super::routing_table::SharedRoutingTable;
 use crate::Usage;
-use crate::config::{Choice, Config, Count, Database, Named, Source};
+use crate::config::{Config, Count, Database, FleetSelection, NamedDatabase, Source};
 use crate::database::{DatabaseUrl, Tables};
 
-/// How many connections a relay of one database has, if nobody says otherwise.
-const CONNECTIONS: u32 = 4;
+/// Default number of connections of a relay with one database.
+const DEFAULT_CONNECTIONS: u32 = 4;
 
-/// A relay that runs.
-pub(crate) enum Serving {
+/// A running relay, on one database or a fleet.
+pub(crate) enum RunningRelay {
     One { relay: Relay, store: SharedStore, mode: Mode },
     Fleet { relay: FleetRelay, fleet: Fleet },
 }
 
-impl Serving {
-    /// Opens the source and starts. An error may pass: another attempt makes sense, unless it is [`Usage`].
+impl RunningRelay {
+    /// Opens the source and starts. An error other than [`Usage`] may be transient, so that the
+    /// caller may retry.
     pub(crate) async fn start(
         config: &Config,
         setting: &'static str,
-        outlets: &Outlets,
-        switch: &Switch,
+        publishers: &Publishers,
+        routing_table: &SharedRoutingTable,
     ) -> Result<Self> {
         match &config.source {
-            Source::One(database) => one(config, database, setting, outlets, switch).await,
+            Source::One(database) => start_one(config, database, setting, publishers, routing_table).await,
             Source::Several(databases) => {
-                let databases = databases.iter().map(Named::database);
-                several(config, Fleet::builder().databases(databases), outlets, switch).await
+                let databases = databases.iter().map(NamedDatabase::database);
+                start_fleet(config, Fleet::builder().databases(databases), publishers, routing_table).await
             }
             Source::Discovered(discovery) => {
-                let url =
-                    DatabaseUrl::parse(discovery.url.get_ref().expose())?.called("`url` of `[discovery]`");
+                let url = DatabaseUrl::parse(discovery.url.get_ref().expose())?
+                    .with_setting("`url` of `[discovery]`");
                 let mut fleet = Fleet::builder();
                 if let Some(interval) = discovery.interval {
                     fleet = fleet.refresh(interval.0);
@@ -47,56 +48,56 @@ impl Serving {
                     fleet = fleet.absences(absences.get_u32());
                 }
                 let allowed = Allowed::new(&discovery.allow, discovery.hosts.as_deref());
-                let query = Query::new(url, discovery.query.as_str(), allowed);
-                several(config, fleet.discovery(query), outlets, switch).await
+                let query = DiscoveryQuery::new(url, discovery.query.as_str(), allowed);
+                start_fleet(config, fleet.discovery(query), publishers, routing_table).await
             }
         }
     }
 
-    /// Whether it delivers: false while another one does, in mode single-node.
+    /// Whether this relay delivers: false in mode single-node while another relay does.
     pub(crate) fn is_active(&self) -> bool {
         match self {
-            Serving::One { relay, mode, .. } => *mode != Mode::SingleNode || relay.is_active(),
-            Serving::Fleet { .. } => true,
+            RunningRelay::One { relay, mode, .. } => *mode != Mode::SingleNode || relay.is_active(),
+            RunningRelay::Fleet { .. } => true,
         }
     }
 
-    /// Who delivers instead.
-    pub(crate) async fn holder(&self) -> Option<NodeId> {
+    /// Relay that delivers instead of this one.
+    pub(crate) async fn leader(&self) -> Option<NodeId> {
         match self {
-            Serving::One { store, .. } => store.leader(EXCLUSIVE).await.ok().flatten(),
-            Serving::Fleet { .. } => None,
+            RunningRelay::One { store, .. } => store.leader(EXCLUSIVE).await.ok().flatten(),
+            RunningRelay::Fleet { .. } => None,
         }
     }
 
-    /// Health of the relay of one database; those of a fleet are with their databases.
+    /// Health of the relay of one database; in a fleet each database has its own.
     pub(crate) fn health(&self) -> Option<RelayHealth> {
         match self {
-            Serving::One { relay, .. } => Some(relay.health()),
-            Serving::Fleet { .. } => None,
+            RunningRelay::One { relay, .. } => Some(relay.health()),
+            RunningRelay::Fleet { .. } => None,
         }
     }
 
-    /// Waits until it has ended by itself, and says why.
+    /// Waits until the relay has ended by itself, and returns the reason.
     pub(crate) async fn stopped(&self) -> outbox::Result<()> {
         match self {
-            Serving::One { relay, .. } => relay.stopped().await,
-            Serving::Fleet { relay, .. } => relay.stopped().await,
+            RunningRelay::One { relay, .. } => relay.stopped().await,
+            RunningRelay::Fleet { relay, .. } => relay.stopped().await,
         }
     }
 
-    /// Looks for due events now.
+    /// Polls for due events now.
     pub(crate) fn wake(&self) {
         match self {
-            Serving::One { relay, .. } => relay.wake(),
-            Serving::Fleet { relay, .. } => relay.wake(),
+            RunningRelay::One { relay, .. } => relay.wake(),
+            RunningRelay::Fleet { relay, .. } => relay.wake(),
         }
     }
 
     pub(crate) async fn stop(self) -> outbox::Result<()> {
         match self {
-            Serving::One { relay, .. } => relay.stop().await,
-            Serving::Fleet { relay, fleet } => {
+            RunningRelay::One { relay, .. } => relay.stop().await,
+            RunningRelay::Fleet { relay, fleet } => {
                 let stopped = relay.stop().await;
                 fleet.close().await;
                 stopped
@@ -105,22 +106,22 @@ impl Serving {
     }
 }
 
-async fn one(
+async fn start_one(
     config: &Config,
     database: &Database,
     setting: &'static str,
-    outlets: &Outlets,
-    switch: &Switch,
-) -> Result<Serving> {
+    publishers: &Publishers,
+    routing_table: &SharedRoutingTable,
+) -> Result<RunningRelay> {
     let url = database.url().unwrap_or_default();
     let (table, schema) = (database.table(), database.schema());
-    let connections = database.connections.map_or(CONNECTIONS, Count::get_u32);
+    let connections = database.connections.map_or(DEFAULT_CONNECTIONS, Count::get_u32);
     let (_, options) = Tables::new(url, table, schema).options(connections)?;
     let mut options = database.options(options);
     if let Some(limit) = config.groups.dispatcher.max_payload {
         options = options.max_payload(limit.get());
     }
-    let url = DatabaseUrl::parse(url)?.called(setting);
+    let url = DatabaseUrl::parse(url)?.with_setting(setting);
     let explain = |error| url.explain_outbox(error);
     url.probe().await?;
     let store = open_store(url.secret(), &options).await.map_err(explain)?;
@@ -135,17 +136,17 @@ async fn one(
         Mode::WriterOnly => RelayBuilder::writer_only(store.clone()),
         _ => RelayBuilder::log_only(store.clone()),
     };
-    let started = tell(config, builder, outlets, switch).start().await;
-    let relay = started.map_err(|error| told(error, explain))?;
-    Ok(Serving::One { relay, store, mode })
+    let started = configure(config, builder, publishers, routing_table).start().await;
+    let relay = started.map_err(|error| setting_error(error, explain))?;
+    Ok(RunningRelay::One { relay, store, mode })
 }
 
-async fn several(
+async fn start_fleet(
     config: &Config,
     mut fleet: FleetBuilder,
-    outlets: &Outlets,
-    switch: &Switch,
-) -> Result<Serving> {
+    publishers: &Publishers,
+    routing_table: &SharedRoutingTable,
+) -> Result<RunningRelay> {
     if let Some(limit) = config.groups.dispatcher.max_payload {
         fleet = fleet.max_payload(limit.get());
     }
@@ -160,48 +161,53 @@ async fn several(
     }
     let migrate = config.groups.general.migrate == Some(true);
     let opened = fleet.migrate(migrate).open().await;
-    let fleet = opened.map_err(|error| told(error, anyhow::Error::from))?;
+    let fleet = opened.map_err(|error| setting_error(error, anyhow::Error::from))?;
     let mut builder = match config.groups.mode() {
         Mode::SingleNode => fleet.single_node(),
         Mode::Ordered => fleet.ordered(),
-        // The others are for one database, which the check insists on.
+        // The other modes need one database, which the check of the settings ensures.
         _ => fleet.multi_node(),
     };
     if let Some(workers) = config.groups.dispatcher.workers_per_database {
         builder = builder.workers_per_database(workers.get());
     }
     builder = match config.fleet.selection {
-        None | Some(Choice::RoundRobin) => builder,
-        Some(Choice::DrainFirst) => builder.selection(DrainFirst),
+        None | Some(FleetSelection::RoundRobin) => builder,
+        Some(FleetSelection::DrainFirst) => builder.selection(DrainFirst),
     };
-    let started = tell(config, builder, outlets, switch).start().await;
-    let relay = started.map_err(|error| told(error, anyhow::Error::from))?;
-    Ok(Serving::Fleet { relay, fleet })
+    let started = configure(config, builder, publishers, routing_table).start().await;
+    let relay = started.map_err(|error| setting_error(error, anyhow::Error::from))?;
+    Ok(RunningRelay::Fleet { relay, fleet })
 }
 
-/// A setting that cannot be is wrong usage.
-fn told(error: Error, explain: impl FnOnce(Error) -> anyhow::Error) -> anyhow::Error {
+/// Turns an error about a setting into wrong usage.
+fn setting_error(error: Error, explain: impl FnOnce(Error) -> anyhow::Error) -> anyhow::Error {
     match error {
-        Error::Setting(what) => Usage(what).into(),
+        Error::Setting(reason) => Usage(reason).into(),
         other => explain(other),
     }
 }
 
-/// Tells a relay all settings, its topics and its routes.
-fn tell<S>(config: &Config, builder: RelayBuilder<S>, outlets: &Outlets, switch: &Switch) -> RelayBuilder<S> {
+/// Applies all settings, topics and routes to a relay.
+fn configure<S>(
+    config: &Config,
+    builder: RelayBuilder<S>,
+    publishers: &Publishers,
+    routing_table: &SharedRoutingTable,
+) -> RelayBuilder<S> {
     let mut builder = config.groups.apply(builder);
     for topic in &config.topics {
         let selection = topic.selection();
-        for publisher in topic.to.iter().filter_map(|to| outlets.publisher(to.get_ref())) {
+        for publisher in topic.to.iter().filter_map(|to| publishers.publisher(to.get_ref())) {
             let name = publisher.name().to_owned();
             builder = builder.publish(topic.pace(selection.to_shared(publisher), &name));
         }
     }
     let delivers = !matches!(config.groups.mode(), Mode::LogOnly | Mode::WriterOnly);
-    if delivers { builder.forward_by(switch.clone()) } else { builder }
+    if delivers { builder.forward_by(routing_table.clone()) } else { builder }
 }
 
-impl Named {
+impl NamedDatabase {
     fn database(&self) -> FleetDatabase {
         let mut database = FleetDatabase::new(self.name.get_ref().as_str(), self.url.get_ref().expose());
         if let Some(table) = &self.table {

@@ -1,4 +1,4 @@
-//! The certificate by which the relay shows who it is.
+//! TLS certificate and key of the HTTP server.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsAcceptor;
 
-/// Reads certificate and key, in PEM format. Never says what is in them.
+/// Reads certificate and key in PEM format. Errors do not contain their contents.
 pub(crate) fn acceptor(certificate: &str, key: &str) -> Result<TlsAcceptor> {
     let certificates = CertificateDer::pem_file_iter(certificate)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
@@ -18,7 +18,7 @@ pub(crate) fn acceptor(certificate: &str, key: &str) -> Result<TlsAcceptor> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .and_then(|config| config.with_no_client_auth().with_single_cert(certificates, key))
-        .context("`tls-cert` and `tls-key` do not fit together")?;
+        .context("`tls-cert` and `tls-key` do not match")?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }

@@ -10,10 +10,10 @@ use super::health::SharedHealth;
 use crate::Usage;
 use crate::config::Http;
 
-/// The databases that a relay serves, from the moment on that it does.
+/// Databases of a relay, as its health reports them.
 struct Served {
     health: SharedHealth,
-    /// What the one database is called.
+    /// Name of the database, if there is only one.
     name: String,
 }
 
@@ -27,7 +27,7 @@ impl Databases for Served {
     }
 }
 
-/// The API, and the link that opens the dashboard if nobody has said who may.
+/// The API, and the secret of a random token if the settings have no tokens.
 pub(crate) struct Api {
     pub(crate) web: Web,
     pub(crate) secret: Option<String>,
@@ -42,13 +42,13 @@ impl Api {
             let (token, random) = Token::random("local", Role::Admin);
             (tokens, secret) = (vec![token], Some(random));
         }
-        let outlets = health.clone();
+        let health_of_destinations = health.clone();
         let served = Served { health: health.clone(), name: database.unwrap_or("main").to_owned() };
         let mut builder = Web::builder()
             .databases(served)
             .tokens(tokens)
             .tls(http.is_behind_tls())
-            .destinations(move || outlets.destinations());
+            .destinations(move || health_of_destinations.destinations());
         for host in http.host_names() {
             builder = builder.host(host);
         }
@@ -56,11 +56,12 @@ impl Api {
         Ok(Self { web, secret })
     }
 
-    /// Says where the dashboard is. Only people are told the secret: what machines read is kept for long.
-    pub(crate) fn tell(&self, scheme: &str, address: SocketAddr, to_people: bool) {
+    /// Logs the address of the dashboard. The secret is printed to a terminal only, because other
+    /// outputs may be stored.
+    pub(crate) fn log_address(&self, scheme: &str, address: SocketAddr, interactive: bool) {
         match &self.secret {
-            // After `#` stands what browsers never send; the page takes it out of its address.
-            Some(secret) if to_people => eprintln!("dashboard: {scheme}://{address}/#token={secret}"),
+            // Browsers do not send the part after `#`, and the page removes it from its address.
+            Some(secret) if interactive => eprintln!("dashboard: {scheme}://{address}/#token={secret}"),
             Some(_) => {
                 tracing::info!(
                     "dashboard: {scheme}://{address}/ needs a token: set `tokens` under `[http]`, or start the relay at a \
@@ -72,11 +73,11 @@ impl Api {
     }
 }
 
-/// What TLS needs, if it is asked for.
+/// TLS acceptor, if TLS is configured.
 pub(crate) fn tls(http: &Http) -> Result<Option<tokio_rustls::TlsAcceptor>> {
     match (&http.tls_cert, &http.tls_key) {
         (Some(certificate), Some(key)) => {
-            super::tls::acceptor(certificate.as_str(), key.as_str()).map(Some).context("cannot serve by TLS")
+            super::tls::acceptor(certificate.as_str(), key.as_str()).map(Some).context("cannot serve TLS")
         }
         _ => Ok(None),
     }

@@ -1,4 +1,4 @@
-//! The relays that were seen, as they are shown.
+//! JSON and table forms of the relays of an outbox.
 
 use chrono::{DateTime, Utc};
 use comfy_table::Cell;
@@ -6,9 +6,9 @@ use outbox::escape::Escaped;
 use outbox::store::{Node, NodeOutage, NodeRoutes, RelayHealth};
 use serde::Serialize;
 
-use crate::show::{Output, Table, dash, short, span_of, status};
+use crate::output::{Output, Table, dash, short, span_of, status};
 
-/// A relay for programs.
+/// JSON form of a relay.
 #[derive(Serialize)]
 pub(super) struct RelayView {
     node: String,
@@ -41,7 +41,7 @@ impl From<Node> for RelayView {
 }
 
 impl RelayView {
-    /// A sentence for each error that keeps events from being delivered.
+    /// One sentence for each error that prevents delivery.
     fn problems(&self) -> impl Iterator<Item = String> {
         let node = short(&self.node, 100);
         self.health.problems().map(move |problem| format!("Relay {node} {}.", Escaped(problem)))
@@ -51,22 +51,22 @@ impl RelayView {
         match (self.running, self.active) {
             (true, _) if self.health.problems().next().is_some() => status("failing"),
             (true, true) => status("ACTIVE"),
-            (true, false) => Cell::new("stands by"),
-            // It would have said so, had it been stopped.
+            (true, false) => Cell::new("standby"),
+            // A relay that stops signs off.
             (false, _) => status("vanished"),
         }
     }
 }
 
-/// What runs, or a sentence if nothing does.
+/// Table of relays and their problems, or a sentence if there are no relays.
 pub(super) fn lines(relays: &[RelayView], output: Output) -> String {
     if relays.is_empty() {
-        return "Relays   none says that it runs".to_owned();
+        return "Relays   none".to_owned();
     }
     let mut table =
         Table::new(["RELAY", "STATE", "MODE", "STARTED", "SEEN", "LAST TAKE", "DESTINATIONS NOT AVAILABLE"]);
     for relay in relays {
-        let away: Vec<String> = relay
+        let unavailable: Vec<String> = relay
             .outages
             .iter()
             .map(|outage| format!("{}: {}", outage.destination, short(&outage.reason, 60)))
@@ -78,7 +78,7 @@ pub(super) fn lines(relays: &[RelayView], output: Output) -> String {
             Cell::new(output.time(relay.started_at)),
             Cell::new(format!("{} ago", span_of(std::time::Duration::from_millis(relay.seen_ms)))),
             Cell::new(relay.health.last_take.map_or_else(dash, |at| output.time(at))),
-            Cell::new(if away.is_empty() { dash() } else { away.join("; ") }),
+            Cell::new(if unavailable.is_empty() { dash() } else { unavailable.join("; ") }),
         ]);
     }
     let problems = relays.iter().filter(|relay| relay.running).flat_map(RelayView::problems);

@@ -1,4 +1,4 @@
-//! `outbox status --watch`: the same place again and again, and how fast it changes.
+//! `outbox status --watch`: samples the state of an outbox repeatedly, with rates of change.
 
 use std::io::{IsTerminal, Write as _};
 use std::process::ExitCode;
@@ -9,50 +9,50 @@ use chrono::{DateTime, SubsecRound as _, Utc};
 use outbox::store::{Filter, Status};
 use serde::Serialize;
 
-use super::{Now, now, rest};
-use crate::open::Place;
+use super::{CurrentState, footer, now};
+use crate::output::{Output, exact, json, number, span_of, styled};
 use crate::progress::Interrupt;
-use crate::show::{Output, exact, json, number, span_of, styled};
-use crate::{note, say};
+use crate::target::Target;
+use crate::{eprint_escaped, print_escaped};
 
-/// One look. Rates are since the one before.
+/// One sample. Rates are relative to the previous sample.
 #[derive(Serialize)]
-struct Look {
+struct Sample {
     at: DateTime<Utc>,
     database: String,
     table: String,
     #[serde(flatten)]
-    now: Now,
-    /// What became DONE, as far as done events are kept.
+    now: CurrentState,
+    /// Rate of events that became DONE, if done events are kept.
     done_per_second: Option<f64>,
     dead_per_second: Option<f64>,
-    /// How the backlog grows, or shrinks.
+    /// Growth of the backlog; negative if it shrinks.
     pending_per_second: Option<f64>,
-    /// How the log grows.
+    /// Growth of the log.
     log_per_second: Option<f64>,
 }
 
-/// What the next look compares with.
-struct Before {
+/// Values of a sample that the next sample is compared with.
+struct PreviousSample {
     at: Instant,
     pending: u64,
     head: i64,
 }
 
-pub(super) async fn run(place: &Place, every: Duration, output: Output) -> Result<ExitCode> {
+pub(super) async fn run(target: &Target, every: Duration, output: Output) -> Result<ExitCode> {
     let every = every.max(Duration::from_millis(100));
     let mut interrupt = Interrupt::listen();
-    let in_place = std::io::stdout().is_terminal() && styled() && !output.json;
-    let mut before = None;
+    let redraws = std::io::stdout().is_terminal() && styled() && !output.json;
+    let mut previous = None;
     let mut drawn = 0;
     loop {
-        let look = match look(place, &mut before).await {
-            Ok(look) => look,
-            // What was there a moment ago may come back: that is what one watches for.
-            Err(error) if before.is_some() => {
-                note(format_args!("{} {error:#}", exact(Utc::now().trunc_subsecs(0))));
+        let sample = match take_sample(target, &mut previous).await {
+            Ok(sample) => sample,
+            // The database was reachable before and may come back: keep watching.
+            Err(error) if previous.is_some() => {
+                eprint_escaped(format_args!("{} {error:#}", exact(Utc::now().trunc_subsecs(0))));
                 drawn = 0;
-                if interrupt.within(every).await {
+                if interrupt.wait(every).await {
                     return Ok(ExitCode::SUCCESS);
                 }
                 continue;
@@ -60,10 +60,11 @@ pub(super) async fn run(place: &Place, every: Duration, output: Output) -> Resul
             Err(error) => return Err(error),
         };
         if output.json {
-            json(&look)?;
-        } else if in_place {
-            let page = page(&look, output);
-            // Up to where the last one began, and away with it. A line that is too long would wrap, and be miscounted.
+            json(&sample)?;
+        } else if redraws {
+            let page = page(&sample, output);
+            // Moves up to the start of the last page and clears it. Line wrap is off, because a
+            // wrapped line would be counted as one.
             let mut out = std::io::stdout().lock();
             if drawn > 0 {
                 let _ = write!(out, "\u{1b}[{drawn}A\u{1b}[J");
@@ -72,48 +73,48 @@ pub(super) async fn run(place: &Place, every: Duration, output: Output) -> Resul
             let _ = out.flush();
             drawn = page.lines().count();
         } else {
-            say(line(&look));
+            print_escaped(line(&sample));
         }
-        if interrupt.within(every).await {
+        if interrupt.wait(every).await {
             return Ok(ExitCode::SUCCESS);
         }
     }
 }
 
-async fn look(place: &Place, before: &mut Option<Before>) -> Result<Look> {
-    let now = now(place).await?;
-    // Right before the counts: the times that two looks count leave out less between them.
+async fn take_sample(target: &Target, previous: &mut Option<PreviousSample>) -> Result<Sample> {
+    let now = now(target).await?;
+    // Taken right before the counts, to keep the gap between the intervals of two samples small.
     let at = Instant::now();
-    let mut look = Look {
+    let mut sample = Sample {
         at: Utc::now().trunc_subsecs(3),
-        database: place.url.to_string(),
-        table: place.table.clone(),
+        database: target.url.to_string(),
+        table: target.table.clone(),
         done_per_second: None,
         dead_per_second: None,
         pending_per_second: None,
         log_per_second: None,
         now,
     };
-    if let Some(before) = &*before {
-        let passed = at - before.at;
+    if let Some(previous) = &*previous {
+        let passed = at - previous.at;
         let settled = async |status| {
             let filter = Filter { status: Some(status), settled_within: Some(passed), ..Filter::default() };
-            place.store.count(&filter).await.map_err(|error| place.explain(error))
+            target.store.count(&filter).await.map_err(|error| target.explain(error))
         };
-        look.done_per_second = Some(rate(signed(settled(Status::Done).await?), passed));
-        look.dead_per_second = Some(rate(signed(settled(Status::Dead).await?), passed));
-        look.pending_per_second = Some(rate(signed(look.now.pending) - signed(before.pending), passed));
-        look.log_per_second = Some(rate(look.now.log.head - before.head, passed));
+        sample.done_per_second = Some(rate(signed(settled(Status::Done).await?), passed));
+        sample.dead_per_second = Some(rate(signed(settled(Status::Dead).await?), passed));
+        sample.pending_per_second = Some(rate(signed(sample.now.pending) - signed(previous.pending), passed));
+        sample.log_per_second = Some(rate(sample.now.log.head - previous.head, passed));
     }
-    *before = Some(Before { at, pending: look.now.pending, head: look.now.log.head });
-    Ok(look)
+    *previous = Some(PreviousSample { at, pending: sample.now.pending, head: sample.now.log.head });
+    Ok(sample)
 }
 
 fn signed(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// So many a second, to a tenth.
+/// Change per second, rounded to a tenth.
 #[expect(clippy::cast_precision_loss, reason = "a rate is rounded anyway")]
 fn rate(change: i64, passed: Duration) -> f64 {
     (change as f64 / passed.as_secs_f64().max(0.001) * 10.0).round() / 10.0
@@ -123,48 +124,48 @@ fn per_second(rate: Option<f64>) -> String {
     rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}/s"))
 }
 
-fn waited(now: &Now) -> String {
+fn waited(now: &CurrentState) -> String {
     now.oldest_due_ms.map_or_else(|| "-".to_owned(), |ms| span_of(Duration::from_millis(ms)))
 }
 
-/// For a file or a pipe.
-fn line(look: &Look) -> String {
-    let behind = look.now.log.pairs.iter().map(|pair| pair.behind).max().unwrap_or(0);
+/// One line, for a file or a pipe.
+fn line(sample: &Sample) -> String {
+    let behind = sample.now.log.pairs.iter().map(|pair| pair.behind).max().unwrap_or(0);
     format!(
         "{} pending {} free {} oldest {} done {} dead {} log {} behind {}",
-        exact(look.at),
-        look.now.pending,
-        look.now.free,
-        waited(&look.now),
-        per_second(look.done_per_second),
-        per_second(look.dead_per_second),
-        look.now.log.head,
+        exact(sample.at),
+        sample.now.pending,
+        sample.now.free,
+        waited(&sample.now),
+        per_second(sample.done_per_second),
+        per_second(sample.dead_per_second),
+        sample.now.log.head,
         behind
     )
 }
 
-/// For a terminal.
-fn page(look: &Look, output: Output) -> String {
-    let now = &look.now;
-    let growing = look.pending_per_second.map_or_else(String::new, |rate| format!("  ({rate:+.1}/s)"));
+/// A page, for a terminal.
+fn page(sample: &Sample, output: Output) -> String {
+    let now = &sample.now;
+    let growing = sample.pending_per_second.map_or_else(String::new, |rate| format!("  ({rate:+.1}/s)"));
     format!(
-        "{}, table {}   {}   Ctrl-C ends\n\n\
+        "{}, table {}   {}   Ctrl-C to stop\n\n\
          Pending  {}{growing}\n\
          Free     {}\n\
          Oldest   {}\n\
          Done     {}\n\
          Dead     {}\n\
          Appended {}\n\n{}",
-        look.database,
-        look.table,
-        look.at.format("%H:%M:%S UTC"),
+        sample.database,
+        sample.table,
+        sample.at.format("%H:%M:%S UTC"),
         number(now.pending),
         number(now.free),
         waited(now),
-        per_second(look.done_per_second),
-        per_second(look.dead_per_second),
-        per_second(look.log_per_second),
-        rest(now, output)
+        per_second(sample.done_per_second),
+        per_second(sample.dead_per_second),
+        per_second(sample.log_per_second),
+        footer(now, output)
     )
 }
 

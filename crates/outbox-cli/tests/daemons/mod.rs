@@ -1,6 +1,6 @@
-//! Relays in processes of their own, on databases and files of a folder of their own.
+//! Relay processes with databases and files in a temporary folder.
 
-#![allow(dead_code, reason = "each test binary uses its own share")]
+#![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use outbox::Outbox;
 use sqlx::Sqlite;
 
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit for every wait.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A folder for one test.
-pub struct Place {
+/// Temporary folder of one test.
+pub struct TestDir {
     folder: tempfile::TempDir,
 }
 
-impl Place {
+impl TestDir {
     pub fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
@@ -28,7 +28,7 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// A settings file. `{}` stands for the folder.
+    /// Writes a settings file. `{}` in the text stands for the folder.
     pub fn config(&self, text: &str) -> PathBuf {
         let file = self.path("outbox.toml");
         std::fs::write(&file, text.replace("{}", &self.folder.path().display().to_string())).unwrap();
@@ -39,14 +39,14 @@ impl Place {
         format!("sqlite:{}", self.path(name).display())
     }
 
-    /// An outbox with its tables.
+    /// Creates an outbox with its tables.
     pub async fn outbox(&self, name: &str) -> Outbox<Sqlite> {
         let outbox = Outbox::sqlite(&self.url(name)).await.unwrap();
         outbox.migrate().await.unwrap();
         outbox
     }
 
-    /// The types of the events that a file has as lines.
+    /// Types of the events in a file of JSON lines.
     pub fn types(&self, file: &str) -> Vec<String> {
         let text = std::fs::read_to_string(self.path(file)).unwrap_or_default();
         let event_type = |line: &str| {
@@ -60,7 +60,7 @@ impl Place {
         self.started(name, Command::new(env!("CARGO_BIN_EXE_outbox")), config, arguments)
     }
 
-    /// The same in a process that may open so many files.
+    /// Starts a relay in a process with this limit of open files.
     pub fn relay_with_files(&self, name: &str, config: &Path, arguments: &[&str], files: usize) -> Daemon {
         let mut command = Command::new("sh");
         let limited = format!("ulimit -Sn {files} && exec \"$0\" \"$@\"");
@@ -76,7 +76,7 @@ impl Place {
         Daemon { child: command.spawn().unwrap(), log }
     }
 
-    /// The same with a terminal as its standard error, which `script` makes.
+    /// Starts a relay with a terminal as its standard error, by `script`.
     pub fn relay_at_a_terminal(&self, name: &str, config: &Path, arguments: &[&str]) -> Daemon {
         let log = self.path(&format!("{name}.log"));
         let relay = format!(
@@ -89,13 +89,13 @@ impl Place {
         let mut command = Command::new("script");
         command.args(["-qefc", &relay]).arg(&log);
         command.env_remove("DATABASE_URL").env_remove("OUTBOX_LOG");
-        // Kept open: `script` passes on what is written to it.
+        // Kept open: `script` forwards its input to the relay.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         Daemon { child: command.spawn().expect("util-linux has `script`"), log }
     }
 }
 
-/// A relay in a process of its own.
+/// A relay process.
 pub struct Daemon {
     child: Child,
     log: PathBuf,
@@ -106,9 +106,9 @@ impl Daemon {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
-    /// Waits until its log says this.
-    pub async fn says(&self, what: &str) {
-        until(&format!("{what:?} in the log"), || self.log().contains(what), || self.log()).await;
+    /// Waits until the log contains this text.
+    pub async fn wait_for_log(&self, what: &str) {
+        wait_until(&format!("{what:?} in the log"), || self.log().contains(what), || self.log()).await;
     }
 
     pub fn signal(&self, name: &str) {
@@ -116,29 +116,29 @@ impl Daemon {
         assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
     }
 
-    /// Stops it by SIGTERM.
+    /// Stops the process by SIGTERM.
     pub async fn stop(mut self) -> (ExitStatus, String) {
         self.signal("TERM");
-        (self.ended().await, self.log())
+        (self.wait_for_exit().await, self.log())
     }
 
-    /// Waits for its end.
-    pub async fn ended(&mut self) -> ExitStatus {
-        let end = Instant::now() + PATIENCE;
+    /// Waits until the process exits.
+    pub async fn wait_for_exit(&mut self) -> ExitStatus {
+        let end = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < end, "it does not end:\n{}", self.log());
+            assert!(Instant::now() < end, "the process does not exit:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
-    /// Asks it over HTTP: the status and the body.
+    /// Sends a GET request, and returns the status and the body.
     pub fn get(&self, path: &str) -> (u16, String) {
         let log = self.log();
         let address =
-            log.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("it listens");
+            log.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("the relay listens");
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
@@ -149,14 +149,14 @@ impl Daemon {
     }
 
     /// Waits until `/readyz` answers 200. Returns its body.
-    pub async fn ready(&self) -> String {
-        let end = Instant::now() + PATIENCE;
+    pub async fn wait_until_ready(&self) -> String {
+        let end = Instant::now() + TIMEOUT;
         loop {
             let (status, body) = self.get("/readyz");
             if status == 200 {
                 return body;
             }
-            assert!(Instant::now() < end, "not ready within {PATIENCE:?}: {body}\n{}", self.log());
+            assert!(Instant::now() < end, "not ready within {TIMEOUT:?}: {body}\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -164,10 +164,10 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // At a terminal the relay is a child of `script`, and Ctrl-C ends both.
+        // With a terminal the relay is a child of `script`, and Ctrl-C ends both.
         if let Some(mut terminal) = self.child.stdin.take() {
             let _ = terminal.write_all(b"\x03");
-            let end = Instant::now() + PATIENCE;
+            let end = Instant::now() + TIMEOUT;
             while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -177,21 +177,21 @@ impl Drop for Daemon {
     }
 }
 
-/// Waits until it is so.
-pub async fn until(what: &str, is_so: impl Fn() -> bool, about: impl Fn() -> String) {
-    let end = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < end, "not within {PATIENCE:?}: {what}\n{}", about());
+/// Waits until the condition holds.
+pub async fn wait_until(what: &str, condition: impl Fn() -> bool, details: impl Fn() -> String) {
+    let end = Instant::now() + TIMEOUT;
+    while !condition() {
+        assert!(Instant::now() < end, "not within {TIMEOUT:?}: {what}\n{}", details());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// Asks again while the status is 503, which `/readyz` answers while a relay starts, and while its
-/// database takes more than 3 s.
-pub fn once_ready(ask: impl Fn() -> u16) -> u16 {
-    let end = Instant::now() + PATIENCE;
+/// Repeats a request while the status is 503, which `/readyz` returns while a relay starts, and
+/// while its database takes more than 3 s to answer.
+pub fn retry_while_starting(request: impl Fn() -> u16) -> u16 {
+    let end = Instant::now() + TIMEOUT;
     loop {
-        let status = ask();
+        let status = request();
         if status != 503 || Instant::now() > end {
             return status;
         }
@@ -199,7 +199,7 @@ pub fn once_ready(ask: impl Fn() -> u16) -> u16 {
     }
 }
 
-/// A Redis server, once it is started.
+/// A Redis server that can be started later.
 #[cfg(feature = "redis")]
 pub struct Redis {
     pub port: u16,
@@ -212,15 +212,15 @@ pub struct Redis {
 
 #[cfg(feature = "redis")]
 impl Redis {
-    /// A place for one; an error if there is none on this machine.
-    pub fn new(place: &Place) -> std::io::Result<Self> {
+    /// Reserves a port. Fails if no `redis-server` is installed.
+    pub fn new(dir: &TestDir) -> std::io::Result<Self> {
         Command::new("redis-server").arg("--version").stdout(Stdio::null()).status()?;
         let held = tokio::net::TcpSocket::new_v4()?;
-        // The server binds the same port, with this option as well.
+        // The server binds the same port with the same option.
         held.set_reuseaddr(true)?;
         held.bind(([127, 0, 0, 1], 0).into())?;
         let port = held.local_addr()?.port();
-        Ok(Self { port, folder: place.folder.path().to_owned(), _held: held, server: None })
+        Ok(Self { port, folder: dir.folder.path().to_owned(), _held: held, server: None })
     }
 
     pub fn start(&mut self) {
@@ -229,16 +229,16 @@ impl Redis {
         self.server = Some(command.arg(&self.folder).stdout(Stdio::null()).spawn().unwrap());
     }
 
-    /// The first line of its answer; nothing if it does not answer.
-    pub fn ask(&self, what: &str) -> String {
-        let ask = || {
+    /// First line of the response to a command; empty if there is no response.
+    pub fn query(&self, what: &str) -> String {
+        let query = || {
             let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
             write!(stream, "{what}\r\nQUIT\r\n")?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer)?;
             std::io::Result::Ok(answer.lines().next().unwrap_or_default().to_owned())
         };
-        ask().unwrap_or_default()
+        query().unwrap_or_default()
     }
 }
 

@@ -1,4 +1,4 @@
-//! JetStream, as tests read it.
+//! JetStream client for tests.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use async_nats::jetstream::Context;
 use async_nats::jetstream::context::ContextBuilder;
 use outbox_testbed::Server;
 
-/// How long connecting and an answer may take. A busy machine takes longer than the defaults, 5 s.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit for connecting and for responses. On a busy machine the default of 5 s is too short.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub async fn jetstream(nats: &Server) -> Context {
-    let connecting = ConnectOptions::new().connection_timeout(PATIENCE).connect(nats.url());
-    ContextBuilder::new().timeout(PATIENCE).build(connecting.await.unwrap())
+    let connecting = ConnectOptions::new().connection_timeout(TIMEOUT).connect(nats.url());
+    ContextBuilder::new().timeout(TIMEOUT).build(connecting.await.unwrap())
 }

@@ -7,32 +7,32 @@ use async_trait::async_trait;
 use outbox::escape::Escaped;
 use outbox::{Outgoing, Position, PublishError, Publisher, Statistics, StatisticsPublisher};
 
-/// How often counts are logged, if the settings do not say.
-pub(crate) const EVERY: Duration = Duration::from_secs(60);
+/// Default interval of log lines.
+pub(crate) const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How many event types a log line names.
-const TYPES: usize = 20;
+/// Maximum number of event types in a log line.
+const MAX_TYPES: usize = 20;
 
-/// Counts events, and logs the counts when they have changed.
-pub(crate) struct Counting {
+/// Publisher that counts events, and logs the counts when they have changed.
+pub(crate) struct StatisticsLogger {
     publisher: StatisticsPublisher,
     every: Duration,
-    logged: Mutex<Logged>,
+    logged: Mutex<LastLogged>,
 }
 
-/// The counts of the last log line.
-struct Logged {
+/// Time and total of the last log line.
+struct LastLogged {
     at: Instant,
     total: u64,
 }
 
-impl Counting {
+impl StatisticsLogger {
     pub(crate) fn new(name: &str, every: Duration) -> Self {
-        let logged = Logged { at: Instant::now(), total: 0 };
+        let logged = LastLogged { at: Instant::now(), total: 0 };
         Self { publisher: StatisticsPublisher::named(name), every, logged: Mutex::new(logged) }
     }
 
-    /// Logs the counts if they have changed and the last line is old enough.
+    /// Logs the counts if they have changed and the interval is over.
     pub(crate) fn log_if_due(&self) {
         let mut logged = self.logged();
         if logged.at.elapsed() >= self.every {
@@ -45,11 +45,11 @@ impl Counting {
         self.log(&mut self.logged());
     }
 
-    fn logged(&self) -> MutexGuard<'_, Logged> {
-        self.logged.lock().expect("no one panics while holding this lock")
+    fn logged(&self) -> MutexGuard<'_, LastLogged> {
+        self.logged.lock().expect("no code panics while holding this lock")
     }
 
-    fn log(&self, logged: &mut Logged) {
+    fn log(&self, logged: &mut LastLogged) {
         let counts = self.publisher.statistics();
         logged.at = Instant::now();
         if std::mem::replace(&mut logged.total, counts.total) == counts.total {
@@ -61,13 +61,13 @@ impl Counting {
     }
 }
 
-/// `order.placed 12, order.paid 3`, the most frequent first.
+/// Formats counts as `order.placed 12, order.paid 3`, the most frequent type first.
 fn most_frequent(counts: &Statistics) -> String {
     let mut types: Vec<(&String, &u64)> = counts.by_type.iter().collect();
     types.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
-    let more = types.len().saturating_sub(TYPES);
+    let more = types.len().saturating_sub(MAX_TYPES);
     let mut shown: Vec<String> =
-        types.into_iter().take(TYPES).map(|(name, count)| format!("{} {count}", Escaped(name))).collect();
+        types.into_iter().take(MAX_TYPES).map(|(name, count)| format!("{} {count}", Escaped(name))).collect();
     if more > 0 {
         shown.push(format!("{more} more"));
     }
@@ -75,7 +75,7 @@ fn most_frequent(counts: &Statistics) -> String {
 }
 
 #[async_trait]
-impl Publisher for Counting {
+impl Publisher for StatisticsLogger {
     fn name(&self) -> &str {
         self.publisher.name()
     }

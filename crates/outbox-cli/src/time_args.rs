@@ -1,11 +1,11 @@
-//! Moments and rates as options of commands: `90s`, `2026-11-16T08:00:00Z`, `100/s`.
+//! Times and rates as command-line arguments: `90s`, `2026-11-16T08:00:00Z`, `100/s`.
 
 use std::str::FromStr;
 
 use chrono::{DateTime, Utc};
 pub(crate) use outbox::settings::file::Age;
 
-/// A time: as RFC 3339 writes it, or how long ago.
+/// Parses a point in time: an RFC 3339 timestamp, or an age such as `2h`.
 pub(crate) fn moment(text: &str, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
     if let Ok(at) = DateTime::parse_from_rfc3339(text) {
         return Some(at.with_timezone(&Utc));
@@ -14,7 +14,7 @@ pub(crate) fn moment(text: &str, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
     now.checked_sub_signed(chrono::Duration::from_std(ago).ok()?)
 }
 
-/// How many a second at most: `100`, `100/s` or `6000/m`.
+/// A maximum rate per second: `100`, `100/s` or `6000/m`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Rate(pub(crate) f64);
 

@@ -1,4 +1,5 @@
-//! Lines of JSON, for a daemon: what cannot be written is an outage, and no event's fault.
+//! Publishers that write lines of JSON to standard output or a file. A failed write is an outage of
+//! the destination, not a failure of an event.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,60 +12,60 @@ use outbox::{Outgoing, PublishError, Publisher, Unavailable};
 use outbox_transports::{Lines, Sink, open_to_append};
 use tokio::sync::{Mutex, Notify};
 
-/// Whether lines can still be written.
+/// Flag that is set when lines can no longer be written.
 #[derive(Default)]
-pub(crate) struct Gone {
-    is_so: AtomicBool,
-    told: Notify,
+pub(crate) struct BrokenPipe {
+    is_broken: AtomicBool,
+    changed: Notify,
 }
 
-impl Gone {
-    fn is_so(&self) -> bool {
-        self.is_so.load(Ordering::Relaxed)
+impl BrokenPipe {
+    fn is_broken(&self) -> bool {
+        self.is_broken.load(Ordering::Relaxed)
     }
 
-    /// Waits until they cannot.
-    pub(crate) async fn told(&self) {
-        self.told.notified().await;
+    /// Waits until a write has failed.
+    pub(crate) async fn wait_until_broken(&self) {
+        self.changed.notified().await;
     }
 }
 
-/// Notes when lines cannot be written any more.
-struct Watched<S>(S, Arc<Gone>);
+/// A sink that sets the flag when a write fails.
+struct MonitoredSink<S>(S, Arc<BrokenPipe>);
 
 #[async_trait]
-impl<S: Sink> Sink for Watched<S> {
+impl<S: Sink> Sink for MonitoredSink<S> {
     async fn put(&mut self, lines: &[u8]) -> io::Result<()> {
         let put = self.0.put(lines).await;
         if put.is_err() {
-            self.1.is_so.store(true, Ordering::Relaxed);
-            self.1.told.notify_one();
+            self.1.is_broken.store(true, Ordering::Relaxed);
+            self.1.changed.notify_one();
         }
         put
     }
 }
 
-/// To standard output. Once nobody reads it, that is for good.
-pub(crate) struct ToStdout {
-    lines: Lines<Watched<tokio::io::Stdout>>,
-    gone: Arc<Gone>,
+/// Publishes to standard output. Once its reader is gone, it stays unavailable.
+pub(crate) struct StdoutPublisher {
+    lines: Lines<MonitoredSink<tokio::io::Stdout>>,
+    broken_pipe: Arc<BrokenPipe>,
 }
 
-impl ToStdout {
-    pub(crate) fn new(gone: Arc<Gone>) -> Self {
-        Self { lines: Lines::to(Watched(tokio::io::stdout(), gone.clone())), gone }
+impl StdoutPublisher {
+    pub(crate) fn new(broken_pipe: Arc<BrokenPipe>) -> Self {
+        Self { lines: Lines::to(MonitoredSink(tokio::io::stdout(), broken_pipe.clone())), broken_pipe }
     }
 }
 
 #[async_trait]
-impl Publisher for ToStdout {
+impl Publisher for StdoutPublisher {
     fn name(&self) -> &'static str {
         "stdout"
     }
 
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
         let published = self.lines.publish_batch(events).await;
-        if self.gone.is_so() {
+        if self.broken_pipe.is_broken() {
             Err(PublishError::unavailable("standard output is closed"))
         } else {
             published
@@ -72,21 +73,21 @@ impl Publisher for ToStdout {
     }
 
     async fn health(&self) -> Result<(), Unavailable> {
-        Unavailable::unless(!self.gone.is_so(), "standard output is closed")
+        Unavailable::unless(!self.broken_pipe.is_broken(), "standard output is closed")
     }
 }
 
-/// To the end of a file. One that was moved or deleted, as log rotation does, is made anew.
-pub(crate) struct ToFile {
+/// Appends to a file. Creates the file again if it was moved or deleted, as log rotation does.
+pub(crate) struct FilePublisher {
     path: PathBuf,
-    open: Mutex<Option<Open>>,
+    open: Mutex<Option<OpenFile>>,
 }
 
 #[derive(Clone)]
-struct Open {
-    lines: Arc<Lines<Watched<tokio::fs::File>>>,
-    broken: Arc<Gone>,
-    /// Which file it is, whatever it is called now.
+struct OpenFile {
+    lines: Arc<Lines<MonitoredSink<tokio::fs::File>>>,
+    broken_pipe: Arc<BrokenPipe>,
+    /// Device and inode of the file, to detect that the path names another file now.
     identity: (u64, u64),
 }
 
@@ -95,31 +96,31 @@ async fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
-impl ToFile {
+impl FilePublisher {
     pub(crate) fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), open: Mutex::default() }
     }
 
-    /// The file, opened if need be.
-    async fn open(&self) -> io::Result<Open> {
+    /// Returns the open file; opens it if necessary.
+    async fn open(&self) -> io::Result<OpenFile> {
         let mut open = self.open.lock().await;
         if let Some(open) = &*open
-            && !open.broken.is_so()
+            && !open.broken_pipe.is_broken()
             && identity(&self.path).await.is_ok_and(|identity| identity == open.identity)
         {
             return Ok(open.clone());
         }
-        let broken = Arc::new(Gone::default());
+        let broken_pipe = Arc::new(BrokenPipe::default());
         let file = open_to_append(&self.path).await?;
-        let lines = Arc::new(Lines::to(Watched(file, broken.clone())));
-        let opened = Open { lines, broken, identity: identity(&self.path).await? };
+        let lines = Arc::new(Lines::to(MonitoredSink(file, broken_pipe.clone())));
+        let opened = OpenFile { lines, broken_pipe, identity: identity(&self.path).await? };
         *open = Some(opened.clone());
         Ok(opened)
     }
 }
 
 #[async_trait]
-impl Publisher for ToFile {
+impl Publisher for FilePublisher {
     fn name(&self) -> &'static str {
         "file"
     }
@@ -129,7 +130,7 @@ impl Publisher for ToFile {
         let open = self.open().await;
         let open = open.map_err(|e| PublishError::unavailable(format!("cannot open {path}: {e}")))?;
         match open.lines.publish_batch(events).await {
-            Err(error) if open.broken.is_so() => {
+            Err(error) if open.broken_pipe.is_broken() => {
                 Err(PublishError::unavailable(format!("cannot write to {path}: {error}")))
             }
             published => published,
@@ -161,7 +162,7 @@ mod tests {
     async fn a_file_that_cannot_be_opened_is_an_outage_until_it_can() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("not/yet/there");
-        let file = ToFile::new(&path);
+        let file = FilePublisher::new(&path);
         assert!(file.health().await.is_err());
         assert!(file.publish_batch(&[event()]).await.unwrap_err().is_unavailable());
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -171,10 +172,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_was_moved_away_is_made_anew() {
+    async fn a_file_that_was_moved_is_created_again() {
         let folder = tempfile::tempdir().unwrap();
         let (path, old) = (folder.path().join("events"), folder.path().join("events.1"));
-        let file = ToFile::new(&path);
+        let file = FilePublisher::new(&path);
         file.publish_batch(&[event(), event()]).await.unwrap();
         std::fs::rename(&path, &old).unwrap();
         file.publish_batch(&[event()]).await.unwrap();
@@ -183,7 +184,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_disk_is_an_outage() {
-        let file = ToFile::new("/dev/full");
+        let file = FilePublisher::new("/dev/full");
         let error = file.publish_batch(&[event()]).await.unwrap_err();
         assert!(error.is_unavailable(), "{error}");
         assert!(error.to_string().starts_with("cannot write to /dev/full: "), "{error}");

@@ -1,4 +1,4 @@
-//! The table of routes: which destination an event goes to. The first route that matches wins.
+//! Routing of events to destinations. The first route that matches wins.
 
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
@@ -6,36 +6,38 @@ use std::sync::{Arc, RwLock};
 use outbox::store::Routed;
 use outbox::{Backoff, Destination, Event, EventType, Router};
 
-use super::outlets::Outlets;
+use super::publishers::Publishers;
 use crate::config::{Config, Retry, Route};
 
-/// How many types of events are remembered. Beyond that every event asks every route.
-const REMEMBERED: usize = 10_000;
+/// Maximum number of event types whose routes are cached. For other types every route is checked
+/// for each event.
+const MAX_CACHED_TYPES: usize = 10_000;
 
-/// Routes with their destinations, which do not change any more.
-pub(crate) struct Table {
+/// Immutable list of routes with their destinations.
+pub(crate) struct RoutingTable {
     routes: Vec<(Route, Destination)>,
-    /// The types that some route is for; `None`: all.
+    /// Event types that have a route; `None` means all types.
     routed: Option<Arc<Routed>>,
-    by_type: RwLock<HashMap<Box<str>, Arc<OfType>>>,
+    by_type: RwLock<HashMap<Box<str>, Arc<TypeRoutes>>>,
 }
 
-/// The routes that are for a type.
-struct OfType {
-    /// Those to ask, in their order. Behind one that asks for nothing else there is none.
+/// Routes that match an event type.
+struct TypeRoutes {
+    /// Indexes of the routes, in their order. Ends at the first route that depends on the type
+    /// alone.
     candidates: Vec<usize>,
-    /// The one that all events take, if that is so.
+    /// The route of all events of the type, if they all have the same.
     all: Option<usize>,
 }
 
-impl Table {
-    /// Every `to` has an outlet: the settings were checked.
-    pub(crate) fn new(config: &Config, outlets: &Outlets) -> Self {
-        let otherwise = &config.groups.retry;
+impl RoutingTable {
+    /// Creates the table. Every `to` names a publisher, which the check of the settings ensures.
+    pub(crate) fn new(config: &Config, publishers: &Publishers) -> Self {
+        let defaults = &config.groups.retry;
         let destination = |route: &Route| {
-            let destination = outlets.destination(route.to.get_ref())?;
+            let destination = publishers.destination(route.to.get_ref())?;
             Some(match &route.retry {
-                Some(retry) => destination.retry(retry.policy(otherwise, Backoff::publishing())),
+                Some(retry) => destination.retry(retry.policy(defaults, Backoff::publishing())),
                 None => destination,
             })
         };
@@ -45,8 +47,8 @@ impl Table {
         Self { routes, routed, by_type: RwLock::default() }
     }
 
-    /// The types that some route is for, by their patterns. An event of such a type may have no route still, if the route asks for
-    /// more than the type.
+    /// Types and patterns of all routes. An event of such a type may still have no route, if the
+    /// route has further conditions.
     fn types<'a>(routes: impl Iterator<Item = &'a Route>) -> Option<Arc<Routed>> {
         let mut routed = Routed::default();
         for route in routes {
@@ -61,52 +63,54 @@ impl Table {
         Some(Arc::new(routed))
     }
 
-    fn of(&self, event_type: &str) -> Arc<OfType> {
-        let lock = "no one panics while holding this lock";
+    fn routes_of_type(&self, event_type: &str) -> Arc<TypeRoutes> {
+        let lock = "no code panics while holding this lock";
         if let Some(known) = self.by_type.read().expect(lock).get(event_type) {
             return known.clone();
         }
-        let found = Arc::new(self.find(event_type));
+        let found = Arc::new(self.find_routes(event_type));
         let mut by_type = self.by_type.write().expect(lock);
-        if by_type.len() < REMEMBERED {
+        if by_type.len() < MAX_CACHED_TYPES {
             by_type.insert(event_type.into(), found.clone());
         }
         found
     }
 
-    fn find(&self, event_type: &str) -> OfType {
+    fn find_routes(&self, event_type: &str) -> TypeRoutes {
         let mut candidates = Vec::new();
         for (index, (route, _)) in self.routes.iter().enumerate() {
-            if route.takes_type(event_type) {
+            if route.matches_type(event_type) {
                 candidates.push(index);
                 if route.is_by_type_alone() {
-                    let all = candidates.iter().all(|one| self.is_same(*one, index)).then_some(index);
-                    return OfType { candidates, all };
+                    let all = candidates.iter().all(|one| self.has_same_effect(*one, index)).then_some(index);
+                    return TypeRoutes { candidates, all };
                 }
             }
         }
-        // An event may pass them all.
-        OfType { candidates, all: None }
+        // An event may match none of them.
+        TypeRoutes { candidates, all: None }
     }
 
-    /// Whether two routes do the same with an event.
-    fn is_same(&self, one: usize, other: usize) -> bool {
-        fn does(route: &Route) -> (&str, Option<&Retry>) {
+    /// Whether two routes have the same destination and retry settings.
+    fn has_same_effect(&self, one: usize, other: usize) -> bool {
+        fn effect(route: &Route) -> (&str, Option<&Retry>) {
             (route.to.get_ref(), route.retry.as_ref())
         }
-        does(&self.routes[one].0) == does(&self.routes[other].0)
+        effect(&self.routes[one].0) == effect(&self.routes[other].0)
     }
 }
 
-impl Router for Table {
+impl Router for RoutingTable {
     fn route(&self, event: &Event) -> Option<Destination> {
-        let of_type = self.of(event.event_type().as_str());
+        let of_type = self.routes_of_type(event.event_type().as_str());
         let mut candidates = of_type.candidates.iter().map(|index| &self.routes[*index]);
-        candidates.find(|(route, _)| route.takes_rest(event)).map(|(_, destination)| destination.clone())
+        candidates
+            .find(|(route, _)| route.matches_conditions(event))
+            .map(|(_, destination)| destination.clone())
     }
 
     fn of_type(&self, event_type: &EventType) -> Option<Destination> {
-        self.of(event_type.as_str()).all.map(|index| self.routes[index].1.clone())
+        self.routes_of_type(event_type.as_str()).all.map(|index| self.routes[index].1.clone())
     }
 
     fn routed(&self) -> Option<Arc<Routed>> {
@@ -114,25 +118,25 @@ impl Router for Table {
     }
 }
 
-/// A table that another can take the place of, between one event and the next.
+/// A routing table that can be replaced between two events.
 #[derive(Clone)]
-pub(crate) struct Switch(Arc<RwLock<Arc<Table>>>);
+pub(crate) struct SharedRoutingTable(Arc<RwLock<Arc<RoutingTable>>>);
 
-impl Switch {
-    pub(crate) fn new(table: Table) -> Self {
+impl SharedRoutingTable {
+    pub(crate) fn new(table: RoutingTable) -> Self {
         Self(Arc::new(RwLock::new(Arc::new(table))))
     }
 
-    pub(crate) fn set(&self, table: Table) {
-        *self.0.write().expect("no one panics while holding this lock") = Arc::new(table);
+    pub(crate) fn set(&self, table: RoutingTable) {
+        *self.0.write().expect("no code panics while holding this lock") = Arc::new(table);
     }
 
-    fn get(&self) -> Arc<Table> {
-        self.0.read().expect("no one panics while holding this lock").clone()
+    fn get(&self) -> Arc<RoutingTable> {
+        self.0.read().expect("no code panics while holding this lock").clone()
     }
 }
 
-impl Router for Switch {
+impl Router for SharedRoutingTable {
     fn route(&self, event: &Event) -> Option<Destination> {
         self.get().route(event)
     }
@@ -156,7 +160,7 @@ mod tests {
 
     const PUBLISHERS: [&str; 2] = ["a", "b"];
 
-    fn table(routes: &str) -> Table {
+    fn table(routes: &str) -> RoutingTable {
         let publishers =
             PUBLISHERS.map(|name| format!("[publishers.{name}.file]\npath = \"{name}\"\n")).concat();
         let text = format!("[database]\nurl = \"sqlite:x.db\"\n{publishers}{routes}");
@@ -164,8 +168,9 @@ mod tests {
             Ok(config) => config,
             Err(mistakes) => panic!("{mistakes:?}\n{text}"),
         };
-        let outlets = Outlets::of(PUBLISHERS.map(|name| (name, Arc::new(LogPublisher::named(name)) as _)));
-        Table::new(&config, &outlets)
+        let publishers =
+            Publishers::of(PUBLISHERS.map(|name| (name, Arc::new(LogPublisher::named(name)) as _)));
+        RoutingTable::new(&config, &publishers)
     }
 
     fn event(event_type: &str, tenant: Option<&str>, header: Option<&str>) -> Event {
@@ -200,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_events_of_a_type_go_is_known_or_depends() {
+    fn the_destination_of_a_type_is_known_if_all_its_events_have_the_same() {
         let routes = table(
             "[[routes]]\ntype = \"a\"\nto = \"a\"\n\
              [[routes]]\ntype = \"b*\"\ntenant = \"*\"\nto = \"b\"\n\
@@ -210,15 +215,15 @@ mod tests {
         );
         let all = |event_type: &'static str| name(routes.of_type(&EventType::from(event_type)));
         assert_eq!(all("a").as_deref(), Some("a"));
-        assert_eq!(all("b1"), None, "without a tenant it goes nowhere");
-        assert_eq!(all("c").as_deref(), Some("b"), "both ways end in b");
-        assert_eq!(all("r"), None, "it is retried in two ways");
+        assert_eq!(all("b1"), None, "without a tenant there is no route");
+        assert_eq!(all("c").as_deref(), Some("b"), "both routes lead to b");
+        assert_eq!(all("r"), None, "its routes have different retry settings");
         assert_eq!(all("d"), None);
         assert_eq!(name(table("[[routes]]\nto = \"b\"\n").of_type(&"x".into())).as_deref(), Some("b"));
     }
 
     #[test]
-    fn the_types_that_routes_are_for_are_known_unless_one_is_for_all() {
+    fn the_routed_types_are_known_unless_a_route_matches_all_types() {
         let some = table(
             "[[routes]]\ntype = [\"order.*\", \"bill\"]\ntenant = \"acme\"\nto = \"b\"\n\
              [[routes]]\ntype = \"bill\"\nto = \"a\"\n",
@@ -231,7 +236,7 @@ mod tests {
         }
     }
 
-    /// A route of a small world, so that much of it matches.
+    /// A route with few different texts, so that many events match.
     fn route() -> impl Strategy<Value = (Option<String>, Option<String>, Option<String>, usize)> {
         let pattern = || proptest::option::of("[ab*]{1,2}");
         (pattern(), pattern(), pattern(), 0..PUBLISHERS.len())
@@ -268,15 +273,17 @@ mod tests {
                         seen.insert(found);
                     }
                 }
-                // `c` and the absence of anything are among the texts, so what depends is seen to.
+                // The texts include `c` and a missing value, so a dependence on tenant or header is
+                // found.
                 let all = name(table.of_type(&event_type.into()));
                 if let Some(all) = &all {
                     prop_assert_eq!(seen.iter().flatten().collect::<Vec<_>>(), [all], "{}\n{}", event_type, &text);
                     prop_assert_eq!(seen.len(), 1);
                 }
-                // It may be silent where a route hides behind an earlier one, and never where all that are asked agree.
-                let asked = || routes.iter().filter(|(t, ..)| fits(t, Some(event_type)));
-                let agree = asked().all(|(.., to)| Some(to) == asked().next().map(|(.., first)| first));
+                // `of_type` may be `None` if an earlier route hides another one, but not if all
+                // routes of the type agree.
+                let candidates = || routes.iter().filter(|(t, ..)| fits(t, Some(event_type)));
+                let agree = candidates().all(|(.., to)| Some(to) == candidates().next().map(|(.., first)| first));
                 if agree && seen.len() == 1 {
                     prop_assert_eq!(all, seen.into_iter().next().flatten(), "{}\n{}", event_type, &text);
                 }

@@ -1,5 +1,6 @@
-//! What makes the dashboard worth a look, beside the orders: keys that somebody has to unblock, fan-outs, a destination that goes
-//! away and comes back, and a log with publishers that lag. None of it is in the ledger: what becomes of it is up to whoever looks.
+//! Events that make the dashboard interesting, beside the orders: blocked keys, fan-outs, a
+//! destination with outages, and a log with publishers that lag. The ledger does not record them,
+//! because the user may replay, skip or cancel them in the dashboard.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,24 +18,24 @@ use tokio_util::sync::CancellationToken;
 
 use super::shop::Shop;
 
-/// How often something happens in the scenes.
+/// Interval of writes.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Whose invoices are sent one after another.
+/// Number of accounts; an account is the ordering key of its invoices.
 const ACCOUNTS: u64 = 8;
-/// Of how many accounts an invoice may lie dead at a time, and how many others may wait behind it.
-const MOST_BLOCKED: usize = 3;
-const MOST_BEHIND: u64 = 25;
+/// Maximum number of accounts that a dead invoice blocks, and of invoices that wait behind it.
+const MAX_BLOCKED_ACCOUNTS: usize = 3;
+const MAX_WAITING_INVOICES: u64 = 25;
 
-/// How many parcels a shipment has.
+/// Number of parcels of a shipment.
 const PARCELS: u32 = 12;
 
-/// An invoice for an account, in the order of the account.
+/// An invoice for an account, delivered in order per account.
 #[derive(Serialize, Deserialize)]
 struct InvoiceIssued {
     account: u64,
     number: u64,
-    /// The tax service refuses it at first. Replayed, it goes through.
+    /// The tax service refuses the invoice at first, and accepts it after a replay.
     refused: bool,
 }
 
@@ -42,7 +43,7 @@ impl Message for InvoiceIssued {
     const TYPE: &'static str = "invoice.issued";
 }
 
-/// A step of a shipment.
+/// A step of the join of a shipment.
 #[derive(Serialize, Deserialize)]
 struct PackParcel {
     shipment: u32,
@@ -64,7 +65,7 @@ impl Message for ShipmentReady {
     const TYPE: &'static str = "shipment.ready";
 }
 
-/// Some parcel of it could not be packed.
+/// A parcel of the shipment could not be packed.
 #[derive(Serialize, Deserialize)]
 struct ShipmentDelayed {
     shipment: u32,
@@ -74,33 +75,33 @@ impl Message for ShipmentDelayed {
     const TYPE: &'static str = "shipment.delayed";
 }
 
-/// Goes to a destination that is away now and then.
+/// Event type that is forwarded to a destination with outages.
 const NEWSLETTER: &str = "newsletter.sent";
 
-/// Events of the log.
+/// Event type of the log.
 const STOCK_MOVED: &str = "StockMoved";
 
-/// What writers and handlers remember.
+/// State that the writer and the handlers share.
 #[derive(Default)]
-struct Memory {
+struct TrafficState {
     /// Invoices that the tax service has refused.
     refused: HashSet<EventId>,
-    /// How many invoices of an account wait behind a refused one.
-    behind: HashMap<u64, u64>,
-    /// Parcels that somebody has begun to pack.
-    begun: HashSet<EventId>,
+    /// Number of invoices that wait behind a refused one, by account.
+    waiting_behind: HashMap<u64, u64>,
+    /// Parcels whose packing has started.
+    started: HashSet<EventId>,
 }
 
-/// The scenes, as those who write and those who handle share them.
+/// Writer and handlers of the events for the dashboard.
 #[derive(Clone, Default)]
-pub(crate) struct Scenes(Arc<Mutex<Memory>>);
+pub(crate) struct DashboardTraffic(Arc<Mutex<TrafficState>>);
 
-impl Scenes {
-    fn memory(&self) -> std::sync::MutexGuard<'_, Memory> {
-        self.0.lock().expect("no one panics while holding the memory")
+impl DashboardTraffic {
+    fn state(&self) -> std::sync::MutexGuard<'_, TrafficState> {
+        self.0.lock().expect("no code panics while holding the state")
     }
 
-    /// Adds their handlers and publishers to the relay.
+    /// Adds the handlers and publishers to the relay.
     pub(crate) fn add_to(&self, relay: RelayBuilder) -> RelayBuilder {
         let (accounting, warehouse) = (self.clone(), self.clone());
         let stock = Topic::new("stock").types([STOCK_MOVED]);
@@ -115,43 +116,46 @@ impl Scenes {
             })
             .on(async |_: ShipmentReady, _: Cx| {})
             .on(async |_: ShipmentDelayed, _: Cx| {})
-            .forward([NEWSLETTER], Branch::new("mail-provider").away(20, 75))
-            .publish(stock.to(Branch::new("search-index")))
-            .publish(stock.to(Branch::new("partner-api").away(15, 60)))
-            .publish(stock.to(Branch::new("data-lake").slow(Duration::from_millis(270))).batch(5))
+            .forward([NEWSLETTER], SimulatedDestination::new("mail-provider").outages(20, 75))
+            .publish(stock.to(SimulatedDestination::new("search-index")))
+            .publish(stock.to(SimulatedDestination::new("partner-api").outages(15, 60)))
+            .publish(
+                stock.to(SimulatedDestination::new("data-lake").slow(Duration::from_millis(270))).batch(5),
+            )
     }
 
     fn invoice(&self, invoice: &InvoiceIssued, cx: &Cx) -> Handled {
-        let mut memory = self.memory();
-        if invoice.refused && memory.refused.insert(cx.id().clone()) {
-            memory.behind.insert(invoice.account, 0);
+        let mut state = self.state();
+        if invoice.refused && state.refused.insert(cx.id().clone()) {
+            state.waiting_behind.insert(invoice.account, 0);
             return Err(Failure::dead(format!(
                 "the tax service refuses invoice {} of account {}: 422, it does not know the account yet",
                 invoice.number, invoice.account
             )));
         }
-        memory.behind.remove(&invoice.account);
+        state.waiting_behind.remove(&invoice.account);
         Ok(())
     }
 
-    /// Takes its time, and nobody's. One parcel of some shipments is nowhere to be found.
+    /// Snoozes at first, to simulate work without occupying a worker. One parcel of some shipments
+    /// is lost.
     fn pack(&self, parcel: &PackParcel, cx: &Cx) -> Result<Outcome, Failure> {
         let mut rng = rand::rng();
-        if self.memory().begun.insert(cx.id().clone()) {
+        if self.state().started.insert(cx.id().clone()) {
             return Ok(Outcome::RetryAfter(Duration::from_millis(rng.random_range(500..12_000))));
         }
         let (number, shelf) = (parcel.parcel, rng.random_range(1..40));
         if parcel.is_lost && cx.attempt() < 3 {
-            return Err(Failure::retry(format!("parcel {number} is not on shelf {shelf}: looking on")));
+            return Err(Failure::retry(format!("parcel {number} is not on shelf {shelf}: searching")));
         }
         if parcel.is_lost {
             return Err(Failure::dead(format!("parcel {number} is not on shelf {shelf}, nor on any other")));
         }
-        self.memory().begun.remove(cx.id());
+        self.state().started.remove(cx.id());
         Ok(Outcome::Done)
     }
 
-    /// Writes until it is stopped.
+    /// Writes events until stopped.
     pub(crate) async fn run<DB: Shop>(
         self,
         outbox: Outbox<DB>,
@@ -177,25 +181,27 @@ impl Scenes {
         Ok(())
     }
 
-    /// Every now and then one that is refused; none for an account with many that wait.
+    /// Next invoice; now and then one that is refused. `None` if too many invoices of the account
+    /// wait.
     fn next_invoice(&self, turn: u32, numbers: &mut [u64]) -> Option<InvoiceIssued> {
-        let mut memory = self.memory();
+        let mut state = self.state();
         let account = rand::rng().random_range(0..ACCOUNTS);
-        let blocked = memory.behind.len();
-        if let Some(behind) = memory.behind.get_mut(&account) {
-            *behind += 1;
-            if *behind > MOST_BEHIND {
+        let blocked = state.waiting_behind.len();
+        if let Some(waiting_behind) = state.waiting_behind.get_mut(&account) {
+            *waiting_behind += 1;
+            if *waiting_behind > MAX_WAITING_INVOICES {
                 return None;
             }
         }
         let number = &mut numbers[account as usize];
         *number += 1;
-        let refused = turn % 50 == 20 && blocked < MOST_BLOCKED;
+        let refused = turn % 50 == 20 && blocked < MAX_BLOCKED_ACCOUNTS;
         Some(InvoiceIssued { account, number: *number, refused })
     }
 }
 
-/// A fan-out: its parcels are packed side by side, and then it is ready. Of every fourth one a parcel is lost.
+/// Writes a fan-out: its parcels are packed concurrently, then the shipment is ready. In every
+/// fourth shipment a parcel is lost.
 async fn ship<DB: Shop>(outbox: &Outbox<DB>, shipment: u32) -> outbox::Result<()> {
     let parcels = (1..=PARCELS).map(|parcel| PackParcel {
         shipment,
@@ -212,56 +218,63 @@ async fn ship<DB: Shop>(outbox: &Outbox<DB>, shipment: u32) -> outbox::Result<()
     Ok(())
 }
 
-/// Somewhere else, which may be slow, or away for a while.
-struct Branch {
+/// A publisher that may be slow, or have outages.
+struct SimulatedDestination {
     name: &'static str,
-    each: Duration,
-    /// Away for so many seconds out of so many.
-    away: Option<(u64, u64)>,
-    /// Whether somebody has found that out.
-    is_known: AtomicBool,
+    time_per_event: Duration,
+    /// Length and period of outages in seconds.
+    outages: Option<(u64, u64)>,
+    /// Whether a publish has failed since the outage began.
+    is_outage_reported: AtomicBool,
     began: Instant,
 }
 
-impl Branch {
+impl SimulatedDestination {
     fn new(name: &'static str) -> Self {
-        Self { name, each: Duration::ZERO, away: None, is_known: false.into(), began: Instant::now() }
+        Self {
+            name,
+            time_per_event: Duration::ZERO,
+            outages: None,
+            is_outage_reported: false.into(),
+            began: Instant::now(),
+        }
     }
 
-    fn slow(self, each: Duration) -> Self {
-        Self { each, ..self }
+    fn slow(self, time_per_event: Duration) -> Self {
+        Self { time_per_event, ..self }
     }
 
-    fn away(self, seconds: u64, out_of: u64) -> Self {
-        Self { away: Some((seconds, out_of)), ..self }
+    fn outages(self, seconds: u64, out_of: u64) -> Self {
+        Self { outages: Some((seconds, out_of)), ..self }
     }
 
-    fn is_away(&self) -> bool {
-        // Not at first: somebody who has just come should see it work.
-        self.away.is_some_and(|(seconds, out_of)| self.began.elapsed().as_secs() % out_of >= out_of - seconds)
+    fn is_unavailable(&self) -> bool {
+        // The outage is at the end of each period, so that the demo starts without one.
+        self.outages
+            .is_some_and(|(seconds, out_of)| self.began.elapsed().as_secs() % out_of >= out_of - seconds)
     }
 }
 
 #[async_trait]
-impl Publisher for Branch {
+impl Publisher for SimulatedDestination {
     fn name(&self) -> &str {
         self.name
     }
 
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError> {
-        let is_away = self.is_away();
-        self.is_known.store(is_away, Ordering::Relaxed);
-        if is_away {
+        let is_unavailable = self.is_unavailable();
+        self.is_outage_reported.store(is_unavailable, Ordering::Relaxed);
+        if is_unavailable {
             return Err(PublishError::unavailable(format!("{}: 503, back soon", self.name)));
         }
-        tokio::time::sleep(self.each * events.len() as u32).await;
+        tokio::time::sleep(self.time_per_event * events.len() as u32).await;
         Ok(())
     }
 
     async fn health(&self) -> Result<(), Unavailable> {
         // An outage starts with a failed publish, whose error carries the reason.
-        let away = self.is_away() && self.is_known.load(Ordering::Relaxed);
-        Unavailable::unless(!away, format!("{}: 503, back soon", self.name))
+        let unavailable = self.is_unavailable() && self.is_outage_reported.load(Ordering::Relaxed);
+        Unavailable::unless(!unavailable, format!("{}: 503, back soon", self.name))
     }
 }
 
@@ -271,25 +284,26 @@ mod tests {
 
     #[test]
     fn no_more_than_a_few_accounts_are_blocked_and_no_more_than_some_invoices_wait() {
-        let scenes = Scenes::default();
-        scenes.memory().behind.extend([(0, 0), (1, 0), (2, 0)]);
+        let traffic = DashboardTraffic::default();
+        traffic.state().waiting_behind.extend([(0, 0), (1, 0), (2, 0)]);
         let mut numbers = [0; ACCOUNTS as usize];
         let mut waiting = 0;
         for turn in 0..10_000 {
-            if let Some(invoice) = scenes.next_invoice(turn, &mut numbers) {
+            if let Some(invoice) = traffic.next_invoice(turn, &mut numbers) {
                 assert!(!invoice.refused, "three accounts are blocked already");
                 waiting += u64::from(invoice.account < 3);
             }
         }
-        assert_eq!(waiting, 3 * MOST_BEHIND);
+        assert_eq!(waiting, 3 * MAX_WAITING_INVOICES);
     }
 
     #[tokio::test]
-    async fn a_branch_that_goes_away_is_there_at_first() {
-        let branch = Branch::new("b").away(10, 30);
-        assert!(branch.health().await.is_ok());
-        let gone = Branch { began: Instant::now() - Duration::from_secs(25), ..branch };
-        assert!(gone.publish_batch(&[]).await.unwrap_err().is_unavailable());
-        assert!(gone.health().await.is_err());
+    async fn a_destination_with_outages_is_available_at_first() {
+        let destination = SimulatedDestination::new("b").outages(10, 30);
+        assert!(destination.health().await.is_ok());
+        let unavailable =
+            SimulatedDestination { began: Instant::now() - Duration::from_secs(25), ..destination };
+        assert!(unavailable.publish_batch(&[]).await.unwrap_err().is_unavailable());
+        assert!(unavailable.health().await.is_err());
     }
 }

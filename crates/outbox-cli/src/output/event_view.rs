@@ -1,4 +1,4 @@
-//! An event as it is shown. The payload only to those who ask for it.
+//! JSON and table forms of events. The payload is included only on request.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use outbox::{Event, NodeId, Payload, Status, Tag, split_detail};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::{Output, Table, both, dash, short, status};
+use super::{Output, Table, dash, exact_and_relative, short, status};
 
-/// What is shown of every event, wherever it is. Fields are named as the columns of the tables.
+/// Fields of events of the queue and of the log, named as the columns of the tables.
 #[derive(Serialize)]
 struct Common {
     event_id: String,
@@ -29,7 +29,7 @@ struct Common {
     payload_size: Option<usize>,
     occurred_at: Option<DateTime<Utc>>,
     expires_at: Option<DateTime<Utc>>,
-    /// Why it cannot be read, if so.
+    /// Why the event cannot be decoded, if so.
     problem: Option<String>,
     #[serde(flatten)]
     payload: Option<PayloadView>,
@@ -47,7 +47,7 @@ impl PayloadView {
     fn of(payload: &Payload) -> Self {
         match payload {
             Payload::Json(text) => match RawValue::from_string(text.clone()) {
-                // On one line: a payload may be written over several, and an object is a line.
+                // A payload of several lines is rewritten as one: each object is one line.
                 Ok(raw) if !text.contains('\n') => Self::Json(raw),
                 _ => Self::one_line(text),
             },
@@ -108,28 +108,28 @@ impl Common {
         self.event_type.clone().unwrap_or_else(|| "(unreadable)".to_owned())
     }
 
-    fn facts(&self, table: &mut Table) {
-        table.fact("type", self.event_type.as_ref());
+    fn add_fields(&self, table: &mut Table) {
+        table.field("type", self.event_type.as_ref());
         let global =
             self.aggregate_type.as_ref().filter(|t| *t != outbox::GLOBAL || self.aggregate_id.is_some());
         let id = self.aggregate_id.as_deref().map(|id| format!(" {id}")).unwrap_or_default();
-        table.fact("aggregate", global.map(|aggregate| format!("{aggregate}{id}")));
-        table.fact("tenant", self.tenant_id.as_ref());
-        table.fact("ordering key", self.ordering_key.as_ref());
-        table.fact("correlation", self.correlation_id.as_ref());
-        table.fact("dedup key", self.dedup_key.as_ref());
+        table.field("aggregate", global.map(|aggregate| format!("{aggregate}{id}")));
+        table.field("tenant", self.tenant_id.as_ref());
+        table.field("ordering key", self.ordering_key.as_ref());
+        table.field("correlation", self.correlation_id.as_ref());
+        table.field("dedup key", self.dedup_key.as_ref());
         for (name, value) in &self.headers {
-            table.fact("header", Some(format!("{name}: {value}")));
+            table.field("header", Some(format!("{name}: {value}")));
         }
         let size = |bytes: usize| format!("{bytes} bytes, {}", self.content_type.as_deref().unwrap_or("?"));
-        table.fact("payload", self.payload_size.map(size));
-        table.fact("occurred", self.occurred_at.map(both));
-        table.fact("expires", self.expires_at.map(both));
-        table.fact("problem", self.problem.as_ref());
+        table.field("payload", self.payload_size.map(size));
+        table.field("occurred", self.occurred_at.map(exact_and_relative));
+        table.field("expires", self.expires_at.map(exact_and_relative));
+        table.field("problem", self.problem.as_ref());
     }
 }
 
-/// An event of the queue.
+/// Form of an event of the queue.
 #[derive(Serialize)]
 pub(crate) struct EventView {
     seq: i64,
@@ -207,29 +207,29 @@ impl EventView {
         self.last_error.as_deref().map_or_else(dash, |error| short(split_detail(error).0, 60))
     }
 
-    /// Everything about it, one fact a line.
+    /// Prints all fields, one per line.
     pub(crate) fn page(&self) {
         let mut table = Table::bare();
-        table.fact("event", Some(&self.common.event_id));
+        table.field("event", Some(&self.common.event_id));
         table.row([Cell::new("status"), status(&self.status.to_string())]);
-        self.common.facts(&mut table);
-        table.fact("seq", Some(self.seq));
-        table.fact("stored", Some(both(self.created_at)));
-        table.fact("due", self.status.is_pending().then(|| both(self.available_at)));
-        table.fact("attempts", Some(self.attempts));
+        self.common.add_fields(&mut table);
+        table.field("seq", Some(self.seq));
+        table.field("stored", Some(exact_and_relative(self.created_at)));
+        table.field("due", self.status.is_pending().then(|| exact_and_relative(self.available_at)));
+        table.field("attempts", Some(self.attempts));
         let held = self.locked_by.as_ref().zip(self.locked_until);
-        table.fact("held by", held.map(|(by, until)| format!("{by} until {}", both(until))));
+        table.field("held by", held.map(|(by, until)| format!("{by} until {}", exact_and_relative(until))));
         let settled = if self.status == Status::Dead { "died" } else { "done" };
-        table.fact(settled, self.done_at.map(both));
-        table.fact("by", self.done_by.as_ref());
+        table.field(settled, self.done_at.map(exact_and_relative));
+        table.field("by", self.done_by.as_ref());
         let (error, detail) = self.last_error.as_deref().map(split_detail).unzip();
-        table.fact("last error", error);
-        table.fact("detail", detail.flatten());
+        table.field("last error", error);
+        table.field("detail", detail.flatten());
         table.print();
     }
 }
 
-/// An event of the log.
+/// Form of an event of the log.
 #[derive(Serialize)]
 pub(crate) struct LogEventView {
     position: i64,

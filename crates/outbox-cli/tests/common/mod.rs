@@ -1,6 +1,6 @@
-//! Outboxes for tests of the command: one on each database that is there, in a place of its own.
+//! Outboxes for tests of the command: a separate one on each available database.
 
-#![allow(dead_code, missing_docs, reason = "each test binary uses its own share")]
+#![allow(dead_code, missing_docs, reason = "each test binary uses a part of it")]
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
@@ -18,15 +18,15 @@ pub fn outbox<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Comman
     command
 }
 
-/// What a run came to.
+/// Exit code and output of a run.
 #[derive(Debug)]
-pub struct Ran {
+pub struct RunOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-impl Ran {
+impl RunOutput {
     #[track_caller]
     pub fn expect(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "stdout:\n{}\nstderr:\n{}", self.out, self.err);
@@ -40,33 +40,33 @@ impl Ran {
         self.out.lines().map(parse).collect()
     }
 
-    /// The words of standard output's lines, headers included.
+    /// Words of each line of standard output, including headers.
     pub fn words(&self) -> Vec<Vec<&str>> {
         self.out.lines().map(|line| line.split_whitespace().collect()).collect()
     }
 }
 
-pub fn finish(mut command: Command) -> Ran {
+pub fn finish(mut command: Command) -> RunOutput {
     let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    RunOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// An outbox of its own.
-pub struct Place {
+/// A separate outbox for a test.
+pub struct TestTarget {
     pub url: String,
     pub schema: Option<String>,
     pub store: SharedStore,
     folder: Option<tempfile::TempDir>,
 }
 
-impl Place {
-    /// On SQLite, and on every server that the environment names.
+impl TestTarget {
+    /// One target on SQLite, and one on each server in environment variables.
     pub async fn all() -> Vec<Self> {
-        let mut places = vec![Self::sqlite().await];
+        let mut targets = vec![Self::sqlite().await];
         for variable in ["OUTBOX_TEST_POSTGRES", "OUTBOX_TEST_MARIADB", "OUTBOX_TEST_MYSQL"] {
             match std::env::var(variable) {
-                Ok(url) => places.push(Self::server(url).await),
+                Ok(url) => targets.push(Self::server(url).await),
                 Err(_) => {
                     let required = variable != "OUTBOX_TEST_MYSQL"
                         && std::env::var("OUTBOX_TEST_REQUIRE").is_ok_and(|value| value == "1");
@@ -75,7 +75,7 @@ impl Place {
                 }
             }
         }
-        places
+        targets
     }
 
     pub async fn sqlite() -> Self {
@@ -102,7 +102,7 @@ impl Place {
         Self { url, schema, store, folder }
     }
 
-    /// Leaves nothing behind.
+    /// Drops the schema.
     pub async fn end(self) {
         if let Some(schema) = &self.schema {
             let cascade = if self.url.starts_with("postgres") { " CASCADE" } else { "" };
@@ -117,7 +117,7 @@ impl Place {
         command
     }
 
-    pub fn run(&self, arguments: &[&str]) -> Ran {
+    pub fn run(&self, arguments: &[&str]) -> RunOutput {
         finish(self.command(arguments))
     }
 
@@ -131,7 +131,7 @@ impl Place {
         self.store.insert(&events).await.unwrap()
     }
 
-    /// Leases everything that is due.
+    /// Leases all due events.
     pub async fn lease(&self, owner: &str) -> Vec<outbox::store::Delivery> {
         let by = holder(owner);
         let take = Take {
@@ -152,7 +152,7 @@ impl Place {
         self.store.take(&take).await.unwrap().deliveries
     }
 
-    /// Settles everything that is due, as each event's type says.
+    /// Settles all due events with these verdicts.
     pub async fn settle(&self, verdict: impl Fn(&Event) -> Verdict) {
         let taken = self.lease("worker").await;
         let settlements: Vec<Settlement> = taken

@@ -1,4 +1,5 @@
-//! Opening what `--database` names, for commands that look or repair: it must be there already.
+//! Opens the outbox that `--database` names, for commands that inspect or repair: its database must
+//! exist.
 
 use std::path::Path;
 
@@ -8,34 +9,35 @@ use outbox::{Admin, DatabaseKind, LogAdmin, open_store};
 
 use crate::database::{DatabaseUrl, Tables};
 
-/// An outbox, and how to speak of it.
-pub(crate) struct Place {
+/// An opened outbox, with its URL and table name for messages.
+pub(crate) struct Target {
     pub(crate) store: SharedStore,
     pub(crate) url: DatabaseUrl,
     pub(crate) table: String,
 }
 
 impl Tables {
-    /// Connects, and checks that the tables are of the right version.
-    pub(crate) async fn open(&self) -> Result<Place> {
-        let place = self.open_unchecked().await?;
-        place.store.check_schema().await.map_err(|error| place.explain(error))?;
-        Ok(place)
+    /// Connects, and checks the schema version.
+    pub(crate) async fn open(&self) -> Result<Target> {
+        let target = self.open_unchecked().await?;
+        target.store.check_schema().await.map_err(|error| target.explain(error))?;
+        Ok(target)
     }
 
-    /// Connects, whatever is there.
-    pub(crate) async fn open_unchecked(&self) -> Result<Place> {
+    /// Connects without a check of the schema version.
+    pub(crate) async fn open_unchecked(&self) -> Result<Target> {
         let (_, options) = self.options(2)?;
         let url = DatabaseUrl::parse(&self.database)?;
-        is_there(&url)?;
+        require_sqlite_file(&url)?;
         url.probe().await?;
         let store = open_store(url.secret(), &options).await.map_err(|error| url.explain_outbox(error))?;
-        Ok(Place { store, url, table: self.table.clone() })
+        Ok(Target { store, url, table: self.table.clone() })
     }
 }
 
-/// A SQLite file that is not there would be made: whoever mistyped its name should hear of it instead.
-pub(crate) fn is_there(url: &DatabaseUrl) -> Result<()> {
+/// Fails if the URL names a SQLite file that does not exist: opening it would create the file, and
+/// hide a mistyped name.
+pub(crate) fn require_sqlite_file(url: &DatabaseUrl) -> Result<()> {
     if url.kind() != DatabaseKind::Sqlite {
         return Ok(());
     }
@@ -45,12 +47,12 @@ pub(crate) fn is_there(url: &DatabaseUrl) -> Result<()> {
         return Ok(());
     }
     Err(anyhow!(
-        "there is no file {file:?}\n\
-         hint: correct --database (or DATABASE_URL), or make the file and its tables with `outbox migrate`"
+        "the file {file:?} does not exist\n\
+         hint: correct --database (or DATABASE_URL), or create the file and its tables with `outbox migrate`"
     ))
 }
 
-impl Place {
+impl Target {
     pub(crate) fn admin(&self) -> Admin {
         Admin::new(self.store.clone())
     }
@@ -59,7 +61,7 @@ impl Place {
         LogAdmin::new(self.store.clone())
     }
 
-    /// What a library's error means for whoever called the command.
+    /// Turns an error of the library into one with a hint for the user of the command.
     pub(crate) fn explain(&self, error: outbox::Error) -> anyhow::Error {
         self.url.explain_outbox(error)
     }

@@ -1,14 +1,14 @@
-//! Which events a command is about: the flags that select them.
+//! Flags that select the events of a command.
 
 use outbox::EventId;
 use outbox::store::{Filter, Status};
 
-use crate::age::Age;
-use crate::note;
+use crate::eprint_escaped;
+use crate::time_args::Age;
 
-/// Each narrows the selection. Texts are compared as they are, upper and lower case apart.
+/// Filters for events; each one narrows the selection. Texts are compared exactly, case included.
 #[derive(clap::Args, Clone, Default)]
-pub(crate) struct Which {
+pub(crate) struct EventSelector {
     /// Only this event type
     #[arg(long = "type", value_name = "TYPE", help_heading = "Selection")]
     event_type: Option<String>,
@@ -33,29 +33,30 @@ pub(crate) struct Which {
     #[arg(long, value_name = "ID", help_heading = "Selection")]
     correlation_id: Option<String>,
 
-    /// Only events stored (dead ones: that died) longer ago than this, such as 90s, 5m, 2h or 7d
+    /// Only events stored longer ago than this (dead events: dead-lettered), such as 90s, 5m, 2h or
+    /// 7d
     #[arg(long, value_name = "TIME", help_heading = "Selection")]
     older_than: Option<Age>,
 
-    /// Only events stored (dead ones: that died) more recently than this
+    /// Only events stored more recently than this (dead events: dead-lettered)
     #[arg(long, value_name = "TIME", help_heading = "Selection")]
     newer_than: Option<Age>,
 }
 
-impl Which {
-    /// Any events; ages count from when they were stored.
+impl EventSelector {
+    /// Filter for events of any status; ages count from when an event was stored.
     pub(crate) fn any(&self) -> Filter {
         let (older, newer) = self.ages();
         Filter { older_than: older, newer_than: newer, ..self.common() }
     }
 
-    /// Dead events; ages count from when they died.
+    /// Filter for dead events; ages count from when an event was dead-lettered.
     pub(crate) fn dead(&self) -> Filter {
         let (older, newer) = self.ages();
         Filter { status: Some(Status::Dead), settled_before: older, settled_within: newer, ..self.common() }
     }
 
-    /// Whether nothing was selected, so that everything is.
+    /// Whether no filter is set, so that all events are selected.
     pub(crate) fn is_everything(&self) -> bool {
         self.any() == Filter::default()
     }
@@ -77,14 +78,14 @@ impl Which {
     }
 }
 
-/// How much of what was selected is shown.
+/// Flags for paging through the selected events.
 #[derive(clap::Args, Clone, Copy)]
 pub(crate) struct Page {
-    /// How many to show at most
+    /// Maximum number of rows
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000), help_heading = "Paging")]
     limit: u32,
 
-    /// Go on after this SEQ, the last one of the page before
+    /// Continue after this SEQ, the last one of the previous page
     #[arg(long, value_name = "SEQ", help_heading = "Paging")]
     pub(crate) after: Option<i64>,
 }
@@ -94,15 +95,16 @@ impl Page {
         self.limit as usize
     }
 
-    /// How to see more, if there may be more.
+    /// Prints how to get the next page, if there may be one.
     pub(crate) fn more(self, shown: usize, last: impl std::fmt::Display) {
         if shown == self.limit() {
-            note(format_args!("There may be more: add --after {last}"));
+            eprint_escaped(format_args!("There may be more: add --after {last}"));
         }
     }
 }
 
-/// Ids of events on the command line, as they are: a writer may have given an event an id that ends in a blank.
+/// Event ids of the command line, not trimmed: a writer may have given an event an id that ends in
+/// a blank.
 pub(crate) fn ids(texts: &[String]) -> Vec<EventId> {
     texts.iter().map(|text| EventId::from(text.as_str())).collect()
 }

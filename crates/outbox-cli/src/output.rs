@@ -1,6 +1,6 @@
-//! What is shown: tables for people, JSON for programs, colours and relative times where somebody looks.
+//! Output of commands: tables, JSON, colours, numbers and times.
 
-mod event;
+mod event_view;
 
 use std::io::IsTerminal;
 
@@ -10,35 +10,35 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, presets};
 use outbox::escape::{Escaped, escape_json, is_unsafe};
 use serde::Serialize;
 
-pub(crate) use self::event::{EventView, LogEventView};
-use crate::say_as_is;
+pub(crate) use self::event_view::{EventView, LogEventView};
+use crate::print_raw;
 
-/// How to show what was found.
+/// Flags for the format of the output.
 #[derive(clap::Args, Clone, Copy, Default)]
 pub(crate) struct Output {
-    /// Print JSON for programs: one object a line, fields named as the columns of the tables
+    /// Print JSON, one object per line, with fields named as the columns of the tables
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Show times as UTC timestamps instead of how long ago
+    /// Show times as UTC timestamps instead of ages
     #[arg(long, conflicts_with = "json")]
     utc: bool,
 }
 
 impl Output {
-    /// A time, for a table.
+    /// Formats a time for a table.
     pub(crate) fn time(self, at: DateTime<Utc>) -> String {
         if self.utc { exact(at) } else { relative(at, Utc::now()) }
     }
 
-    /// A time that may not be there, for a table.
+    /// Formats an optional time for a table.
     pub(crate) fn time_or_dash(self, at: Option<DateTime<Utc>>) -> String {
         at.map_or_else(dash, |at| self.time(at))
     }
 }
 
-/// A time both ways, for a page about one thing.
-pub(crate) fn both(at: DateTime<Utc>) -> String {
+/// Formats a time as a timestamp and as an age.
+pub(crate) fn exact_and_relative(at: DateTime<Utc>) -> String {
     format!("{}  ({})", exact(at), relative(at, Utc::now()))
 }
 
@@ -55,7 +55,7 @@ fn relative(at: DateTime<Utc>, now: DateTime<Utc>) -> String {
     }
 }
 
-/// A length of time in the largest unit that says enough.
+/// Formats a duration in the largest unit that is precise enough.
 pub(crate) fn span(time: chrono::Duration) -> String {
     let seconds = time.num_seconds();
     match seconds {
@@ -67,12 +67,12 @@ pub(crate) fn span(time: chrono::Duration) -> String {
     }
 }
 
-/// The same for a duration of the standard library.
+/// Like [`span`], for a duration of the standard library.
 pub(crate) fn span_of(time: std::time::Duration) -> String {
-    chrono::Duration::from_std(time).map_or_else(|_| "ages".to_owned(), span)
+    chrono::Duration::from_std(time).map_or_else(|_| "very long".to_owned(), span)
 }
 
-/// A number with its thousands apart.
+/// Formats a number with thousands separators.
 pub(crate) fn number(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -85,7 +85,7 @@ pub(crate) fn number(n: u64) -> String {
     text
 }
 
-/// A number of things: `1 event`, `2 events`.
+/// Formats a count with its noun: `1 event`, `2 events`.
 pub(crate) fn counted(n: u64, thing: &str) -> String {
     format!("{} {thing}{}", number(n), if n == 1 { "" } else { "s" })
 }
@@ -94,7 +94,7 @@ pub(crate) fn dash() -> String {
     "-".to_owned()
 }
 
-/// The first line of a text, cut to this many characters, with unsafe characters escaped.
+/// First line of a text, truncated to this many characters, with unsafe characters escaped.
 pub(crate) fn short(text: &str, most: usize) -> String {
     let line = Escaped(text.lines().next().unwrap_or_default()).to_string();
     if line.chars().count() <= most && text.lines().nth(1).is_none() {
@@ -103,28 +103,29 @@ pub(crate) fn short(text: &str, most: usize) -> String {
     line.chars().take(most.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// One JSON object on a line of its own.
+/// Prints one JSON object on a line.
 pub(crate) fn json(value: &impl Serialize) -> Result<()> {
-    // JSON leaves C1 and bidirectional controls as they are, and a terminal obeys them.
-    say_as_is(escape_json(&serde_json::to_string(value)?));
+    // JSON encoding leaves C1 and bidirectional controls unchanged, and terminals interpret them.
+    print_raw(escape_json(&serde_json::to_string(value)?));
     Ok(())
 }
 
-/// Whether colours and cursor moves are welcome on standard output.
+/// Whether to use colours and cursor movement on standard output.
 pub(crate) fn styled() -> bool {
     std::io::stdout().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
         && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Aligned columns, no boxes.
+/// A table with aligned columns and without borders.
 pub(crate) struct Table {
     table: comfy_table::Table,
     right: Vec<usize>,
 }
 
 impl Table {
-    /// With these headers; those that start with `#` are over numbers, to the right.
+    /// Creates a table with these headers. A header that starts with `#` makes its column
+    /// right-aligned.
     pub(crate) fn new<'a>(headers: impl IntoIterator<Item = &'a str>) -> Self {
         let mut new = Self::bare();
         let headers: Vec<&str> = headers.into_iter().collect();
@@ -134,7 +135,7 @@ impl Table {
         new
     }
 
-    /// Without headers.
+    /// Creates a table without headers.
     pub(crate) fn bare() -> Self {
         let mut table = comfy_table::Table::new();
         table.load_style(presets::NOTHING);
@@ -146,7 +147,8 @@ impl Table {
         Self { table, right: Vec::new() }
     }
 
-    /// Adds a row. Cells may hold texts from rows of the database: unsafe characters are escaped.
+    /// Adds a row. Escapes unsafe characters, because cells may contain text from rows of the
+    /// database.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
         let safe = |cell: Cell| {
             let text = cell.content();
@@ -155,14 +157,14 @@ impl Table {
         self.table.add_row(cells.into_iter().map(safe).collect::<Vec<_>>());
     }
 
-    /// A name and its value; nothing if there is no value.
-    pub(crate) fn fact(&mut self, name: &str, value: Option<impl ToString>) {
+    /// Adds a row with a name and its value, if there is a value.
+    pub(crate) fn field(&mut self, name: &str, value: Option<impl ToString>) {
         if let Some(value) = value {
             self.row([Cell::new(name), Cell::new(short(&value.to_string(), 400))]);
         }
     }
 
-    /// The lines, without blanks at their ends.
+    /// Renders the table, without trailing blanks.
     pub(crate) fn lines(&mut self) -> String {
         for (i, column) in self.table.column_iter_mut().enumerate() {
             column.set_padding((0, 2));
@@ -175,11 +177,11 @@ impl Table {
     }
 
     pub(crate) fn print(mut self) {
-        say_as_is(self.lines());
+        print_raw(self.lines());
     }
 }
 
-/// A status in its colour.
+/// A cell with a status in its colour.
 pub(crate) fn status(text: &str) -> Cell {
     let cell = Cell::new(text);
     match text {
@@ -197,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_their_thousands_apart() {
+    fn numbers_have_thousands_separators() {
         for (n, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")] {
             assert_eq!(number(n), text);
         }
@@ -205,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_from_now() {
+    fn times_are_relative_to_now() {
         let now = Utc::now();
         for (seconds, text) in [
             (0, "0 ms ago"),

@@ -1,15 +1,16 @@
-//! A settings file may hold anything: no text makes reading it panic, and no mistake is told with a secret in it.
+//! Property tests of the settings file: no text makes the parser panic, and no message contains a
+//! secret.
 //!
-//! `PROPTEST_CASES` says how many texts each test tries.
+//! `PROPTEST_CASES` sets the number of texts for each test.
 
 use proptest::prelude::*;
 
 use super::{Config, Environment};
 
-/// Stands for passwords and tokens.
+/// Placeholder for passwords and tokens.
 const SECRET: &str = "s3cr3t-canary-of-some-length";
 
-/// A file with a secret wherever there can be one.
+/// A file with a secret wherever one is possible.
 const FULL: &str = r#"mode = "single-node"
 to = "hook"
 [database]
@@ -52,8 +53,8 @@ fn full() -> String {
     FULL.replace("SECRET", SECRET)
 }
 
-/// What is wrong with a text, as it is shown.
-fn told(text: &str) -> String {
+/// Messages about a text, as they are printed.
+fn messages(text: &str) -> String {
     let environment = Environment::from_iter([("OUTBOX_DATABASE_URL_X", SECRET)]);
     match Config::parse(text, &environment, None) {
         Ok(config) => config.warnings.iter().map(|warning| warning.in_file("f") + "\n").collect(),
@@ -61,25 +62,25 @@ fn told(text: &str) -> String {
     }
 }
 
-/// All ways to the values of a document.
-fn ways(value: &toml::Value, way: &[String], all: &mut Vec<Vec<String>>) {
-    if !way.is_empty() {
-        all.push(way.to_vec());
+/// Collects the paths of all values of a document.
+fn paths(value: &toml::Value, path: &[String], all: &mut Vec<Vec<String>>) {
+    if !path.is_empty() {
+        all.push(path.to_vec());
     }
-    let step = |name: String| [way, &[name]].concat();
+    let step = |name: String| [path, &[name]].concat();
     match value {
         toml::Value::Table(table) => {
-            table.iter().for_each(|(name, value)| ways(value, &step(name.clone()), all));
+            table.iter().for_each(|(name, value)| paths(value, &step(name.clone()), all));
         }
         toml::Value::Array(array) => {
-            array.iter().enumerate().for_each(|(n, value)| ways(value, &step(n.to_string()), all));
+            array.iter().enumerate().for_each(|(n, value)| paths(value, &step(n.to_string()), all));
         }
         _ => {}
     }
 }
 
-fn at<'a>(value: &'a mut toml::Value, way: &[String]) -> Option<&'a mut toml::Value> {
-    way.iter().try_fold(value, |value, name| match value {
+fn at<'a>(value: &'a mut toml::Value, path: &[String]) -> Option<&'a mut toml::Value> {
+    path.iter().try_fold(value, |value, name| match value {
         toml::Value::Table(table) => table.get_mut(name),
         toml::Value::Array(array) => array.get_mut(name.parse::<usize>().ok()?),
         _ => None,
@@ -87,16 +88,17 @@ fn at<'a>(value: &'a mut toml::Value, way: &[String]) -> Option<&'a mut toml::Va
 }
 
 #[test]
-fn the_file_with_all_secrets_is_a_file_at_all() {
-    assert!(!told(&full()).contains("expected"), "{}", told(&full()));
+fn the_file_with_all_secrets_can_be_parsed() {
+    assert!(!messages(&full()).contains("expected"), "{}", messages(&full()));
 }
 
-/// `database = "postgres://…"` where a table belongs, `secrets = "…"` for a list of one: mistakes that people make.
+/// Likely mistakes: `database = "postgres://…"` instead of a table, `secrets = "…"` instead of a
+/// list.
 #[test]
 fn a_secret_in_a_place_of_another_shape_is_not_shown() {
     let document: toml::Value = toml::from_str(&full()).unwrap();
     let mut all = Vec::new();
-    ways(&document, &[], &mut all);
+    paths(&document, &[], &mut all);
     let secret = || toml::Value::String(format!("nats://ada:{SECRET}@host"));
     let shapes: [toml::Value; 4] = [
         secret(),
@@ -105,18 +107,19 @@ fn a_secret_in_a_place_of_another_shape_is_not_shown() {
         toml::Value::Array(vec![toml::Value::Array(vec![secret()])]),
     ];
     let mut shown = Vec::new();
-    for way in &all {
+    for path in &all {
         for shape in &shapes {
             let mut changed = document.clone();
-            *at(&mut changed, way).unwrap() = shape.clone();
+            *at(&mut changed, path).unwrap() = shape.clone();
             let text = toml::to_string(&changed).unwrap();
-            let said = told(&text);
-            if said.contains(SECRET) {
-                shown.push(format!("{}: {said}", way.join(".")));
+            let output = messages(&text);
+            if output.contains(SECRET) {
+                shown.push(format!("{}: {output}", path.join(".")));
             }
         }
     }
-    // Where a number or a name belongs nobody puts a password, and there it helps to see what was written.
+    // A password is unlikely where a number or a name is expected, and showing the value helps
+    // there.
     let harmless = [
         "mode",
         "to",
@@ -132,16 +135,16 @@ fn a_secret_in_a_place_of_another_shape_is_not_shown() {
         "exchange",
         "table",
     ];
-    shown.retain(|said| {
-        let place = said.split(':').next().unwrap_or_default();
-        !place.split('.').any(|name| harmless.contains(&name))
+    shown.retain(|line| {
+        let path = line.split(':').next().unwrap_or_default();
+        !path.split('.').any(|name| harmless.contains(&name))
     });
     assert!(shown.is_empty(), "{}", shown.join(""));
 }
 
-/// One thing that happens to a text while it is edited.
+/// One accidental change of a text.
 #[derive(Clone, Debug)]
-enum Slip {
+enum Edit {
     Drop(prop::sample::Index),
     Put(prop::sample::Index, char),
     DropLine(prop::sample::Index),
@@ -149,7 +152,7 @@ enum Slip {
     SwapLines(prop::sample::Index, prop::sample::Index),
 }
 
-fn slip() -> impl Strategy<Value = Slip> {
+fn edit() -> impl Strategy<Value = Edit> {
     use prop::sample::Index;
     let letter = prop_oneof![
         prop::sample::select(vec![
@@ -158,34 +161,34 @@ fn slip() -> impl Strategy<Value = Slip> {
         any::<char>(),
     ];
     prop_oneof![
-        any::<Index>().prop_map(Slip::Drop),
-        (any::<Index>(), letter).prop_map(|(at, letter)| Slip::Put(at, letter)),
-        any::<Index>().prop_map(Slip::DropLine),
-        any::<Index>().prop_map(Slip::RepeatLine),
-        (any::<Index>(), any::<Index>()).prop_map(|(a, b)| Slip::SwapLines(a, b)),
+        any::<Index>().prop_map(Edit::Drop),
+        (any::<Index>(), letter).prop_map(|(at, letter)| Edit::Put(at, letter)),
+        any::<Index>().prop_map(Edit::DropLine),
+        any::<Index>().prop_map(Edit::RepeatLine),
+        (any::<Index>(), any::<Index>()).prop_map(|(a, b)| Edit::SwapLines(a, b)),
     ]
 }
 
-fn slipped(text: &str, slip: &Slip) -> String {
+fn edited(text: &str, edit: &Edit) -> String {
     if text.is_empty() {
         return String::new();
     }
     let mut letters: Vec<char> = text.chars().collect();
     let mut lines: Vec<&str> = text.lines().collect();
-    match slip {
-        Slip::Drop(at) => {
+    match edit {
+        Edit::Drop(at) => {
             letters.remove(at.index(letters.len()));
             return letters.into_iter().collect();
         }
-        Slip::Put(at, letter) => {
+        Edit::Put(at, letter) => {
             letters.insert(at.index(letters.len()), *letter);
             return letters.into_iter().collect();
         }
-        Slip::DropLine(at) => {
+        Edit::DropLine(at) => {
             lines.remove(at.index(lines.len()));
         }
-        Slip::RepeatLine(at) => lines.push(lines[at.index(lines.len())]),
-        Slip::SwapLines(a, b) => {
+        Edit::RepeatLine(at) => lines.push(lines[at.index(lines.len())]),
+        Edit::SwapLines(a, b) => {
             let count = lines.len();
             lines.swap(a.index(count), b.index(count));
         }
@@ -198,33 +201,33 @@ proptest! {
 
     #[test]
     fn no_text_makes_reading_panic(text in any::<String>()) {
-        told(&text);
+        messages(&text);
     }
 
-    /// Secrets that are cut into by a slip are none any more: what is left of the others must not be shown.
+    /// An edit inside a secret makes it another text; the other secrets must not be shown.
     #[test]
-    fn slips_of_the_pen_show_no_secret(slips in prop::collection::vec(slip(), 1..6)) {
-        let text = slips.iter().fold(full(), |text, slip| slipped(&text, slip));
-        let said = told(&text);
-        prop_assert!(!said.contains(SECRET), "{}", said);
+    fn slips_of_the_pen_show_no_secret(edits in prop::collection::vec(edit(), 1..6)) {
+        let text = edits.iter().fold(full(), |text, edit| edited(&text, edit));
+        let output = messages(&text);
+        prop_assert!(!output.contains(SECRET), "{}", output);
     }
 
     #[test]
-    fn lengths_of_time_are_shown_as_they_can_be_written(milliseconds in 0..100 * 365 * 86_400_000_u64) {
-        let age = crate::age::Age(std::time::Duration::from_millis(milliseconds));
-        prop_assert_eq!(age.to_string().parse::<crate::age::Age>(), Ok(age));
+    fn a_formatted_duration_can_be_parsed(milliseconds in 0..100 * 365 * 86_400_000_u64) {
+        let age = crate::time_args::Age(std::time::Duration::from_millis(milliseconds));
+        prop_assert_eq!(age.to_string().parse::<crate::time_args::Age>(), Ok(age));
     }
 
     #[test]
     fn no_text_makes_reading_a_time_a_rate_a_number_or_a_database_panic(text in prop_oneof![any::<String>(), "[0-9]{0,22}[a-z/]{0,3}"]) {
-        let _ = text.parse::<crate::age::Age>();
-        let _ = text.parse::<crate::age::Rate>();
+        let _ = text.parse::<crate::time_args::Age>();
+        let _ = text.parse::<crate::time_args::Rate>();
         let _ = text.parse::<super::Count>();
-        let _ = crate::age::moment(&text, chrono::Utc::now());
+        let _ = crate::time_args::moment(&text, chrono::Utc::now());
     }
 
     #[test]
-    fn what_is_wrong_with_a_database_is_said_without_its_password(
+    fn errors_about_a_database_do_not_contain_its_password(
         scheme in prop_oneof![Just("postgres"), Just("mysql"), Just("sqlite"), Just("oracle"), Just(""), Just("abc")],
         between in prop_oneof![Just("://"), Just(":"), Just("//"), Just("")],
         host in prop_oneof!["[a-z:/@?#%\\[\\]]{0,8}", Just("db://x".to_owned())],

@@ -1,14 +1,15 @@
-//! What all commands have in common: what is never shown, what is told, help, colours.
+//! Behaviour that all commands share: exit codes and errors, hidden secrets and payloads, help,
+//! colours.
 
-mod place;
+mod common;
 
 use std::process::{Command, Stdio};
 
+use common::{TestTarget, dead, finish, outbox};
 use outbox::store::Verdict;
 use outbox::{Event, EventBuilder};
-use place::{Place, dead, finish, outbox};
 
-/// What must never be shown unasked.
+/// Texts that must not be shown without `--payload`, and never.
 const PAYLOAD: &str = "pr1vate-payload";
 const SECRET: &str = "s3cret-pa55";
 
@@ -17,26 +18,31 @@ fn event(event_type: &str) -> EventBuilder {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tables_that_are_not_there_are_told() {
-    let place = Place::sqlite().await;
+async fn missing_tables_are_reported() {
+    let target = TestTarget::sqlite().await;
     let missing = ["explain", "01JD3V7Q0Z6W4T0M1S2K8N5R9X", "--table", "no_such"];
-    let ran = place.run(&missing).expect(0);
+    let ran = target.run(&missing).expect(0);
     assert!(ran.out.contains("no_such") && ran.out.contains("outbox migrate"), "{}", ran.out);
     for command in
         [&["status"][..], &["dead", "list"], &["events", "list"], &["log", "status"], &["joins", "list"]]
     {
-        let ran = place.run(&[command, &["--table", "no_such"]].concat()).expect(1);
+        let ran = target.run(&[command, &["--table", "no_such"]].concat()).expect(1);
         assert!(ran.err.contains("no_such") && ran.err.contains("migrate"), "{}", ran.err);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payload_is_shown_to_those_who_ask_and_to_nobody_else() {
-    let place = Place::sqlite().await;
-    let ids = place.write([event("a").ordering_key("k"), event("b").ordering_key("k"), event("c")]).await;
-    place.settle(|e| if e.event_type() == "a" { dead("no") } else { Verdict::Released }).await;
-    let _ =
-        place.store.log().unwrap().append(&[event("l").build().unwrap()], &Default::default()).await.unwrap();
+    let target = TestTarget::sqlite().await;
+    let ids = target.write([event("a").ordering_key("k"), event("b").ordering_key("k"), event("c")]).await;
+    target.settle(|e| if e.event_type() == "a" { dead("no") } else { Verdict::Released }).await;
+    let _ = target
+        .store
+        .log()
+        .unwrap()
+        .append(&[event("l").build().unwrap()], &Default::default())
+        .await
+        .unwrap();
     let id = ids[0].as_str();
     for arguments in [
         &["events", "list"][..],
@@ -54,7 +60,7 @@ async fn a_payload_is_shown_to_those_who_ask_and_to_nobody_else() {
         &["log", "read"],
         &["log", "read", "--json"],
     ] {
-        let ran = place.run(&[arguments, &["--log", "trace"]].concat()).expect(0);
+        let ran = target.run(&[arguments, &["--log", "trace"]].concat()).expect(0);
         assert!(!ran.out.contains(PAYLOAD) && !ran.err.contains(PAYLOAD), "{arguments:?}: {ran:?}");
     }
     for arguments in [
@@ -62,11 +68,11 @@ async fn a_payload_is_shown_to_those_who_ask_and_to_nobody_else() {
         &["dead", "show", id, "--payload"],
         &["log", "read", "--json", "--payload"],
     ] {
-        assert!(place.run(arguments).expect(0).out.contains(PAYLOAD), "{arguments:?}");
+        assert!(target.run(arguments).expect(0).out.contains(PAYLOAD), "{arguments:?}");
     }
 }
 
-/// Each with what it needs to get as far as its database.
+/// Commands with the arguments that they need to connect to the database.
 const COMMANDS: [&[&str]; 19] = [
     &["send", "--type", "x", "--payload", "1"],
     &["status"],
@@ -90,7 +96,7 @@ const COMMANDS: [&[&str]; 19] = [
 ];
 
 #[test]
-fn a_server_that_is_not_there_is_told_by_every_command_without_its_password() {
+fn an_unreachable_server_is_reported_by_every_command_without_its_password() {
     let url = format!("postgres://ada:{SECRET}@127.0.0.1:1/shop");
     for arguments in COMMANDS {
         let ran = finish(outbox(arguments.iter().chain(&["--database", &url]))).expect(1);
@@ -100,7 +106,7 @@ fn a_server_that_is_not_there_is_told_by_every_command_without_its_password() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_told_and_not_made() {
+fn a_missing_file_is_reported_and_not_created() {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", folder.path().join("typo.db").display());
     for arguments in COMMANDS {
@@ -132,7 +138,7 @@ fn every_command_has_help_with_examples_and_exit_codes() {
 }
 
 #[test]
-fn shells_are_taught_to_complete() {
+fn completions_are_printed_for_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let ran = finish(outbox(["completions", shell])).expect(0);
         assert!(ran.out.contains("replay-all"), "{shell}");
@@ -140,12 +146,12 @@ fn shells_are_taught_to_complete() {
     finish(outbox(["completions", "cmd.exe"])).expect(2);
 }
 
-/// Runs it with a terminal for its output, if there is a command that gives one.
+/// Runs the command with a terminal for its output, by `script`; `None` if that is not installed.
 #[cfg(unix)]
-fn on_a_terminal(place: &Place, arguments: &str, no_color: bool) -> Option<String> {
+fn on_a_terminal(target: &TestTarget, arguments: &str, no_color: bool) -> Option<String> {
     let mut command = Command::new("script");
     let line = format!("{} {arguments}", env!("CARGO_BIN_EXE_outbox"));
-    command.args(["-qec", &line, "/dev/null"]).env("DATABASE_URL", &place.url).env("TERM", "xterm");
+    command.args(["-qec", &line, "/dev/null"]).env("DATABASE_URL", &target.url).env("TERM", "xterm");
     command.stdin(Stdio::null()).env_remove("OUTBOX_LOG").env_remove("NO_COLOR");
     if no_color {
         command.env("NO_COLOR", "1");
@@ -158,26 +164,26 @@ fn on_a_terminal(place: &Place, arguments: &str, no_color: bool) -> Option<Strin
 #[cfg(unix)]
 #[tokio::test(flavor = "multi_thread")]
 async fn colours_are_for_terminals_and_not_with_no_color() {
-    let place = Place::sqlite().await;
-    place.write([event("a")]).await;
-    place.settle(|_| dead("no")).await;
+    let target = TestTarget::sqlite().await;
+    target.write([event("a")]).await;
+    target.settle(|_| dead("no")).await;
     let escape = '\u{1b}';
-    assert!(!place.run(&["status"]).expect(0).out.contains(escape));
-    let Some(coloured) = on_a_terminal(&place, "status", false) else {
-        println!("skipped: there is no command `script`");
+    assert!(!target.run(&["status"]).expect(0).out.contains(escape));
+    let Some(coloured) = on_a_terminal(&target, "status", false) else {
+        println!("skipped: `script` is not installed");
         return;
     };
     assert!(coloured.contains(escape), "{coloured:?}");
-    let plain = on_a_terminal(&place, "status", true).unwrap();
+    let plain = on_a_terminal(&target, "status", true).unwrap();
     assert!(plain.contains("DEAD") && !plain.contains(escape), "{plain:?}");
-    let bar = on_a_terminal(&place, "dead replay-all --all --yes", false).unwrap();
+    let bar = on_a_terminal(&target, "dead replay-all --all --yes", false).unwrap();
     assert!(bar.contains("Replayed 1 event."), "{bar:?}");
 }
 
-/// `ps` shows command lines to every user of the machine.
+/// Every user of the machine can read command lines with `ps`.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_password_on_the_command_line_is_warned_of() {
-    let place = Place::sqlite().await;
+async fn a_password_on_the_command_line_causes_a_warning() {
+    let target = TestTarget::sqlite().await;
     let url = "postgres://ada:s3cret-pa55@127.0.0.1:1/shop";
     let ran = finish(outbox(["status", "--database", url])).expect(1);
     assert!(ran.err.contains("a database password is on the command line"), "{}", ran.err);
@@ -189,10 +195,10 @@ async fn a_password_on_the_command_line_is_warned_of() {
     };
     assert!(!quiet.err.contains("command line"), "{}", quiet.err);
 
-    // A file is the way for containers.
+    // Containers pass the URL in a file.
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("database-url");
-    std::fs::write(&file, format!("{}\n", place.url)).unwrap();
+    std::fs::write(&file, format!("{}\n", target.url)).unwrap();
     let named = format!("@{}", file.display());
     finish(outbox(["status", "--database", &named])).expect(0);
     let mut command = outbox(["status"]);
@@ -200,5 +206,5 @@ async fn a_password_on_the_command_line_is_warned_of() {
     finish(command).expect(0);
     let missing = finish(outbox(["status", "--database", "@/no/such/file"])).expect(2);
     assert!(missing.err.contains("cannot read the file /no/such/file"), "{}", missing.err);
-    place.end().await;
+    target.end().await;
 }
