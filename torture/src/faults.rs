@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::servers::Kind;
+use crate::servers::DatabaseKind;
 
 /// One kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -105,13 +105,13 @@ impl Fault {
 
     /// Whether it can be done to this database: SQLite is a file, without connections or a server, and without a clock beside the
     /// one of the machine that all its processes are on; PgBouncer is PostgreSQL's.
-    pub fn applies_to(self, database: Kind) -> bool {
+    pub fn applies_to(self, database: DatabaseKind) -> bool {
         let of_servers =
             matches!(self, Self::Restart | Self::Cut | Self::Mute | Self::Terminate | Self::Clock);
         match database {
-            Kind::Sqlite => !of_servers && self != Self::Pooler,
-            Kind::Mariadb => self != Self::Pooler,
-            Kind::Postgres => true,
+            DatabaseKind::Sqlite => !of_servers && self != Self::Pooler,
+            DatabaseKind::Mariadb => self != Self::Pooler,
+            DatabaseKind::Postgres => true,
         }
     }
 

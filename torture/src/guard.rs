@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 /// Learns what there is to end and to remove, a line for each change. Its input ends when we do, even by SIGKILL.
-const AT_THE_END: &str = r#"
+const CLEANUP_SCRIPT: &str = r#"
 trap '' HUP INT TERM
 groups= mounts=
 while read -r what name; do
@@ -45,7 +45,7 @@ impl Guard {
     pub fn new() -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("outbox-torture-").tempdir_in("/tmp")?.keep();
         let shell = Command::new("/bin/sh")
-            .args(["-c", AT_THE_END, "outbox-torture"])
+            .args(["-c", CLEANUP_SCRIPT, "outbox-torture"])
             .arg(&folder)
             .current_dir("/")
             .stdin(Stdio::piped())
@@ -62,7 +62,7 @@ impl Guard {
         &self.0.folder
     }
 
-    fn tell(&self, what: &str, name: &str) {
+    fn notify_shell(&self, what: &str, name: &str) {
         let mut shell = self.0.shell.lock().expect("nobody panics with it");
         if let Some(input) = &mut shell.stdin {
             let _ = writeln!(input, "{what} {name}");
@@ -71,7 +71,7 @@ impl Guard {
 
     /// This is unmounted in the end.
     pub fn mounted(&self, folder: &Path) {
-        self.tell("mount", &folder.display().to_string());
+        self.notify_shell("mount", &folder.display().to_string());
     }
 
     /// Starts a process in a group of its own, with what it says going to this file.
@@ -79,7 +79,7 @@ impl Guard {
         let log = File::options().create(true).append(true).open(log)?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         let child = command.spawn().with_context(|| format!("cannot run {:?}", command.get_program()))?;
-        self.tell("+", &child.id().to_string());
+        self.notify_shell("+", &child.id().to_string());
         Ok(Process { child, guard: self.clone(), status: None })
     }
 }
@@ -112,7 +112,7 @@ impl Process {
             self.status = self.child.try_wait().ok().flatten();
             if self.status.is_some() {
                 // Its number may soon be another's.
-                self.guard.tell("-", &self.child.id().to_string());
+                self.guard.notify_shell("-", &self.child.id().to_string());
             }
         }
         self.status
@@ -126,9 +126,9 @@ impl Process {
     }
 
     /// Ends it by this signal, or after a while by SIGKILL.
-    pub async fn end(&mut self, signal: Signal, patience: Duration) -> Option<ExitStatus> {
+    pub async fn end(&mut self, signal: Signal, timeout: Duration) -> Option<ExitStatus> {
         self.signal(signal);
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         while self.ended().is_none() {
             if Instant::now() > deadline {
                 let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);

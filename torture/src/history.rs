@@ -1,4 +1,4 @@
-//! The history: what each process saw and did, a line of JSON for each, in a file of its own.
+//! The history: op each process saw and did, a line of JSON for each, in a file of its own.
 //!
 //! A line is written with one system call and without a buffer. It is there even if the process is killed right after.
 
@@ -23,7 +23,7 @@ pub struct Record {
     pub p: String,
     /// What it is.
     #[serde(flatten)]
-    pub what: What,
+    pub op: Op,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out a reference")]
@@ -34,7 +34,7 @@ fn is_false(flag: &bool) -> bool {
 /// What can happen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
-pub enum What {
+pub enum Op {
     /// The world begins.
     Setup {
         /// How long leases last, in milliseconds.
@@ -93,8 +93,8 @@ pub enum What {
     Finished {
         /// The run.
         run: u64,
-        /// With what it says.
-        how: Said,
+        /// With op it says.
+        how: HandlerOutcome,
     },
     /// A publisher of the log got these positions.
     Published {
@@ -174,7 +174,7 @@ pub enum Commit {
 /// What a handler says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
+pub enum HandlerOutcome {
     /// Done.
     Done,
     /// Try again.
@@ -189,12 +189,12 @@ pub enum Said {
 
 /// Writes the history of one process.
 #[derive(Debug)]
-pub struct Scribe {
+pub struct Writer {
     process: String,
     file: Mutex<File>,
 }
 
-impl Scribe {
+impl Writer {
     /// The history of this process, in this folder.
     pub fn new(folder: &Path, process: &str) -> Result<Self> {
         let path = folder.join(format!("{process}.jsonl"));
@@ -209,16 +209,16 @@ impl Scribe {
     }
 
     /// Notes that this happens now.
-    pub fn note(&self, what: What) {
-        self.note_at(now(), what);
+    pub fn record(&self, op: Op) {
+        self.record_at(now(), op);
     }
 
     /// Notes that this happened.
     ///
     /// # Panics
     /// If the file cannot be written: a history with holes proves nothing.
-    pub fn note_at(&self, t: u64, what: What) {
-        let record = Record { t, p: self.process.clone(), what };
+    pub fn record_at(&self, t: u64, op: Op) {
+        let record = Record { t, p: self.process.clone(), op };
         let mut line = serde_json::to_vec(&record).expect("a record is JSON");
         line.push(b'\n');
         let mut file = self.file.lock().expect("nobody panics with it");

@@ -8,17 +8,17 @@ use outbox::StorageFault;
 use sqlx::Connection as _;
 
 use crate::arena::Arena;
-use crate::base::Base;
+use crate::database::TestDatabase;
 
-/// How long looking at one arena may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long check at one arena may take.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What belongs to an arena, beside the table of events itself.
 const TABLES: [&str; 7] = ["", "_marker", "_ledger", "_account", "_join", "_lease", "_attempt"];
 
 /// What is damaged of an arena's tables, as the database tells; nothing if they are whole.
-pub async fn damage<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<Vec<String>> {
-    let looking = async {
+pub async fn damage<DB: TestDatabase>(url: &str, arena: Arena, prefix: &str) -> Result<Vec<String>> {
+    let check = async {
         let mut conn = DB::Connection::connect(url).await?;
         let mut tables = Vec::new();
         for table in TABLES.map(|rest| format!("{}{rest}", arena.table(prefix))) {
@@ -36,5 +36,5 @@ pub async fn damage<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<V
             }
         }
     };
-    tokio::time::timeout(PATIENCE, looking).await?
+    tokio::time::timeout(TIMEOUT, check).await?
 }

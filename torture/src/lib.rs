@@ -25,9 +25,9 @@
 //! | [`report`] | the table at the end |
 
 pub mod arena;
-pub mod base;
 pub mod checker;
 pub mod clock;
+pub mod database;
 pub mod faults;
 pub mod guard;
 pub mod history;

@@ -7,12 +7,12 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use torture::arena::{Arena, LEASE};
-use torture::base::Base;
 use torture::by_url;
+use torture::database::TestDatabase;
 use torture::faults::Fault;
 use torture::report;
-use torture::roles::{Told, reader, relay, writer};
-use torture::servers::{Disk, Kind, Pooler};
+use torture::roles::{ProcessOptions, reader, relay, writer};
+use torture::servers::{DatabaseKind, Disk, Pooler};
 use torture::world::{self, Settings};
 
 #[derive(Parser)]
@@ -33,10 +33,10 @@ enum Command {
     },
     /// Plays a role: for the torture test itself.
     #[command(hide = true)]
-    Play {
+    Process {
         role: Role,
         #[command(flatten)]
-        told: Told,
+        options: ProcessOptions,
     },
 }
 
@@ -65,16 +65,16 @@ struct Run {
     /// How long faults go on, for each database.
     #[arg(long, default_value_t = 5.0)]
     minutes: f64,
-    /// What the schedule of faults follows from; a random one if it is not given.
+    /// What the schedule of faults follows from; a random one if it is not external.
     #[arg(long)]
     seed: Option<u64>,
     /// postgres, mariadb, sqlite, or all, one after another.
     #[arg(long, default_value = "postgres")]
     database: String,
-    /// Which faults, such as kill-relay,cut; those that are on by default if it is not given, `all` for every one.
+    /// Which faults, such as kill-relay,cut; those that are on by default if it is not external, `all` for every one.
     #[arg(long, value_delimiter = ',')]
     faults: Option<Vec<Faults>>,
-    /// Which arenas: multi, single, broker; all if it is not given.
+    /// Which arenas: multi, single, broker; all if it is not external.
     #[arg(long, value_delimiter = ',')]
     arenas: Option<Vec<Arena>>,
     /// Transactions a second, of each of the four or so writers.
@@ -90,7 +90,7 @@ struct Run {
     /// Where histories go: a folder for each seed.
     #[arg(long, default_value = "target/torture")]
     folder: PathBuf,
-    /// The command `outbox`; beside this program if it is not given.
+    /// The command `outbox`; beside this program if it is not external.
     #[arg(long)]
     outbox: Option<PathBuf>,
 }
@@ -107,7 +107,7 @@ async fn main() -> ExitCode {
             }
         },
         Command::Check { folder } => check(&folder),
-        Command::Play { role, told } => play(role, &told).await,
+        Command::Process { role, options } => run_process(role, &options).await,
     };
     done.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
@@ -128,18 +128,18 @@ async fn interrupted() {
     }
 }
 
-async fn play(role: Role, told: &Told) -> Result<ExitCode> {
+async fn run_process(role: Role, options: &ProcessOptions) -> Result<ExitCode> {
     let filter = tracing_subscriber::EnvFilter::new("warn,outbox::events=off");
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    async fn act<DB: Base>(role: Role, told: &Told) -> Result<()> {
+    async fn run_role<DB: TestDatabase>(role: Role, options: &ProcessOptions) -> Result<()> {
         match role {
-            Role::HotWriter => writer::play::<DB>(told, true).await,
-            Role::Writer => writer::play::<DB>(told, false).await,
-            Role::Relay => relay::play::<DB>(told).await,
-            Role::Reader => reader::play::<DB>(told).await,
+            Role::HotWriter => writer::run::<DB>(options, true).await,
+            Role::Writer => writer::run::<DB>(options, false).await,
+            Role::Relay => relay::run::<DB>(options).await,
+            Role::Reader => reader::run::<DB>(options).await,
         }
     }
-    by_url!(told.database, act::<DB>(role, told))?;
+    by_url!(options.database, run_role::<DB>(role, options))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -154,7 +154,7 @@ fn check(folder: &Path) -> Result<ExitCode> {
 
 async fn torture(run: Run) -> Result<ExitCode> {
     let databases = match run.database.as_str() {
-        "all" => Kind::ALL.to_vec(),
+        "all" => DatabaseKind::ALL.to_vec(),
         one => vec![one.parse().map_err(anyhow::Error::msg)?],
     };
     let seed = run.seed.unwrap_or_else(|| rand::random_range(1..1_000_000));
@@ -186,9 +186,9 @@ async fn torture(run: Run) -> Result<ExitCode> {
     })
 }
 
-fn settings(run: &Run, database: Kind, seed: u64) -> Result<Settings> {
-    let player = std::env::current_exe()?;
-    let outbox = run.outbox.clone().unwrap_or_else(|| player.with_file_name("outbox"));
+fn settings(run: &Run, database: DatabaseKind, seed: u64) -> Result<Settings> {
+    let program = std::env::current_exe()?;
+    let outbox = run.outbox.clone().unwrap_or_else(|| program.with_file_name("outbox"));
     let mut arenas = run.arenas.clone().unwrap_or_else(|| Arena::ALL.to_vec());
     if arenas.contains(&Arena::Broker) {
         if !outbox_testbed::Plan::nats().is_here() {
@@ -206,7 +206,7 @@ fn settings(run: &Run, database: Kind, seed: u64) -> Result<Settings> {
     leave_out(
         &mut faults,
         Fault::Pooler,
-        (!Pooler::is_here()).then(|| "PgBouncer is not installed".to_owned()),
+        (!Pooler::is_installed()).then(|| "PgBouncer is not installed".to_owned()),
     );
     let faketime = faults.contains(&Fault::Clock).then(faketime).flatten();
     leave_out(
@@ -229,7 +229,7 @@ fn settings(run: &Run, database: Kind, seed: u64) -> Result<Settings> {
     }
     Ok(Settings {
         database,
-        given: None,
+        external: None,
         arenas,
         faults,
         seed,
@@ -239,7 +239,7 @@ fn settings(run: &Run, database: Kind, seed: u64) -> Result<Settings> {
         slow: true,
         folder: std::path::absolute(run.folder.join(seed.to_string()).join(database.name()))?,
         keep: run.keep,
-        player,
+        program,
         outbox,
         faketime,
         verbose: true,

@@ -28,7 +28,7 @@ pub fn table(outcome: &Outcome) -> String {
         ("retried", |c| c.retried),
         ("broken off", |c| c.broken_off),
         ("dead", |c| c.dead),
-        ("  of these buried", |c| c.buried),
+        ("  of these buried", |c| c.dead_by_crashes),
         ("beside an expired lease", |c| c.excused_overlaps),
         ("events of the log", |c| c.log),
         ("joins", |c| c.joins),

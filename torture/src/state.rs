@@ -8,7 +8,7 @@ use outbox::{Outbox, OutboxBuilder};
 use serde::{Deserialize, Serialize};
 
 use crate::arena::Arena;
-use crate::base::Base;
+use crate::database::TestDatabase;
 
 /// The tables of one arena.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ pub struct State {
     /// The rows of events.
     pub rows: BTreeMap<String, Row>,
     /// The joins, by their groups.
-    pub joins: BTreeMap<String, Counted>,
+    pub joins: BTreeMap<String, JoinRow>,
     /// How often each event was booked.
     pub ledger: BTreeMap<String, u64>,
     /// What the account says.
@@ -56,14 +56,14 @@ impl Row {
     }
 
     /// Whether it is dead because those who handled it vanished.
-    pub fn is_buried(&self) -> bool {
+    pub fn died_of_crashes(&self) -> bool {
         self.is_dead() && self.error.contains("never came back")
     }
 }
 
 /// A join.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counted {
+pub struct JoinRow {
     /// How many steps there should be.
     pub expected: u64,
     /// How many there are.
@@ -77,7 +77,7 @@ pub struct Counted {
 }
 
 /// Makes the tables of an arena.
-pub async fn make_tables<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<()> {
+pub async fn make_tables<DB: TestDatabase>(url: &str, arena: Arena, prefix: &str) -> Result<()> {
     let (outbox, table) = open::<DB>(url, arena, prefix).await?;
     outbox.migrate().await?;
     let mut conn = outbox.pool().acquire().await?;
@@ -92,14 +92,14 @@ pub async fn make_tables<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Res
     Ok(())
 }
 
-async fn open<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<(Outbox<DB>, String)> {
+async fn open<DB: TestDatabase>(url: &str, arena: Arena, prefix: &str) -> Result<(Outbox<DB>, String)> {
     let table = arena.table(prefix);
     let outbox = DB::open(OutboxBuilder::new().table(&table).max_connections(2), url).await?;
     Ok((outbox, table))
 }
 
 /// Reads them.
-pub async fn read<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<State> {
+pub async fn read<DB: TestDatabase>(url: &str, arena: Arena, prefix: &str) -> Result<State> {
     let (outbox, table) = open::<DB>(url, arena, prefix).await?;
     let mut conn = outbox.pool().acquire().await?;
     let mut state = State::default();
@@ -126,7 +126,7 @@ pub async fn read<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<Sta
     for line in rows(&columns, "_join").await? {
         let mut fields = Fields(line.splitn(columns.len(), '|'));
         let group = fields.text()?;
-        let join = Counted {
+        let join = JoinRow {
             expected: fields.number()?,
             attached: fields.number()?,
             completed: fields.number()?,
@@ -155,7 +155,7 @@ pub async fn read<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<Sta
 }
 
 /// How much is left to do: events of the work that wait, positions that were not published.
-pub async fn left<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<u64> {
+pub async fn left<DB: TestDatabase>(url: &str, arena: Arena, prefix: &str) -> Result<u64> {
     let (outbox, table) = open::<DB>(url, arena, prefix).await?;
     let mut conn = outbox.pool().acquire().await?;
     // Not those that were put there from outside: no process knows when these are due.
@@ -175,14 +175,18 @@ pub async fn left<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<u64
 }
 
 /// Where the publishers of the log stand.
-pub async fn positions<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<Vec<(String, i64)>> {
+pub async fn positions<DB: TestDatabase>(
+    url: &str,
+    arena: Arena,
+    prefix: &str,
+) -> Result<Vec<(String, i64)>> {
     let (outbox, _) = open::<DB>(url, arena, prefix).await?;
     let pairs = outbox.log_admin().pairs().await?;
     Ok(pairs.into_iter().map(|pair| (pair.id.publisher().to_owned(), pair.position.get())).collect())
 }
 
 /// Who leads an arena, by the name of its process.
-pub async fn leader<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<Option<String>> {
+pub async fn leader<DB: TestDatabase>(url: &str, arena: Arena, prefix: &str) -> Result<Option<String>> {
     let (outbox, table) = open::<DB>(url, arena, prefix).await?;
     let mut conn = outbox.pool().acquire().await?;
     let holders = format!("SELECT COALESCE(holder, '') FROM {table}_lease WHERE name = 'exclusive'");

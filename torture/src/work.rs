@@ -130,7 +130,7 @@ pub struct Mix {
 
 /// A transaction to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deal {
+pub struct TxPlan {
     /// Its events; those that follow a join are the last two.
     pub events: Vec<Spec>,
     /// Whether the first of them are the steps of a join.
@@ -146,30 +146,30 @@ const KEYS: u32 = 12;
 
 impl Mix {
     /// A transaction, with ids that begin with this.
-    pub fn deal(&self, dice: &mut SmallRng, prefix: &str) -> Deal {
-        let roll_back = dice.random_ratio(1, 10);
-        let hold = if dice.random_ratio(1, 20) { dice.random_range(10..80) } else { 0 };
+    pub fn plan_tx(&self, rng: &mut SmallRng, prefix: &str) -> TxPlan {
+        let roll_back = rng.random_ratio(1, 10);
+        let hold = if rng.random_ratio(1, 20) { rng.random_range(10..80) } else { 0 };
         let (events, fan_out) = match self.arena {
-            Arena::Multi | Arena::Single if dice.random_ratio(1, 25) => (self.fan_out(dice, prefix), true),
-            Arena::Multi if dice.random_ratio(1, 8) => (log(dice, prefix), false),
-            _ => (self.some(dice, prefix), false),
+            Arena::Multi | Arena::Single if rng.random_ratio(1, 25) => (self.fan_out(rng, prefix), true),
+            Arena::Multi if rng.random_ratio(1, 8) => (log(rng, prefix), false),
+            _ => (self.some(rng, prefix), false),
         };
-        Deal { events, fan_out, roll_back, hold }
+        TxPlan { events, fan_out, roll_back, hold }
     }
 
     /// One to three, of one key or of none.
-    fn some(&self, dice: &mut SmallRng, prefix: &str) -> Vec<Spec> {
-        let key = dice.random_bool(0.5).then(|| format!("key-{}", dice.random_range(0..KEYS)));
-        let count = dice.random_range(1..=3);
-        (0..count).map(|n| Spec { key: key.clone(), ..self.one(dice, format!("{prefix}-{n}")) }).collect()
+    fn some(&self, rng: &mut SmallRng, prefix: &str) -> Vec<Spec> {
+        let key = rng.random_bool(0.5).then(|| format!("key-{}", rng.random_range(0..KEYS)));
+        let count = rng.random_range(1..=3);
+        (0..count).map(|n| Spec { key: key.clone(), ..self.one(rng, format!("{prefix}-{n}")) }).collect()
     }
 
-    fn one(&self, dice: &mut SmallRng, id: String) -> Spec {
+    fn one(&self, rng: &mut SmallRng, id: String) -> Spec {
         if !self.arena.has_handlers() {
-            let hook = self.hooks && dice.random_ratio(1, 4);
+            let hook = self.hooks && rng.random_ratio(1, 4);
             return Spec::new(id, if hook { Kind::Hook } else { Kind::Plain });
         }
-        let kind = match dice.random_range(0..100) {
+        let kind = match rng.random_range(0..100) {
             0..3 => Kind::Doomed,
             3..5 => Kind::Worn,
             5..13 => Kind::Book,
@@ -177,29 +177,29 @@ impl Mix {
             _ => Kind::Plain,
         };
         let mut spec = Spec::new(id, kind);
-        let slow = self.slow.filter(|_| dice.random_ratio(1, 400));
-        spec.takes = slow.unwrap_or_else(|| dice.random_range(0..15));
+        let slow = self.slow.filter(|_| rng.random_ratio(1, 400));
+        spec.takes = slow.unwrap_or_else(|| rng.random_range(0..15));
         if kind == Kind::Book {
             // Its transaction is open meanwhile, and SQLite has one writer.
             spec.takes = 0;
         }
         if kind == Kind::Plain {
-            spec.fails = if dice.random_ratio(1, 12) { dice.random_range(1..3) } else { 0 };
-            spec.panics = u32::from(self.panics && dice.random_ratio(1, 100));
+            spec.fails = if rng.random_ratio(1, 12) { rng.random_range(1..3) } else { 0 };
+            spec.panics = u32::from(self.panics && rng.random_ratio(1, 100));
             // Where one leads all, nothing is delivered for a quarter of a minute after each.
             let (one_in, killers) = if self.arena == Arena::Single { (5_000, 10) } else { (1_000, 5) };
-            if self.aborts && dice.random_ratio(1, one_in) {
-                spec.aborts = if dice.random_ratio(1, killers) { KILLER } else { 1 };
+            if self.aborts && rng.random_ratio(1, one_in) {
+                spec.aborts = if rng.random_ratio(1, killers) { KILLER } else { 1 };
             }
         }
         spec
     }
 
     /// The steps of a join, and the two that may follow.
-    fn fan_out(&self, dice: &mut SmallRng, prefix: &str) -> Vec<Spec> {
-        let mut events: Vec<Spec> = (0..dice.random_range(2..6))
+    fn fan_out(&self, rng: &mut SmallRng, prefix: &str) -> Vec<Spec> {
+        let mut events: Vec<Spec> = (0..rng.random_range(2..6))
             .map(|n| {
-                let mut step = self.one(dice, format!("{prefix}-{n}"));
+                let mut step = self.one(rng, format!("{prefix}-{n}"));
                 // Nobody can say beforehand what follows if a step may be buried.
                 step.aborts = 0;
                 step
@@ -214,6 +214,6 @@ impl Mix {
     }
 }
 
-fn log(dice: &mut SmallRng, prefix: &str) -> Vec<Spec> {
-    (0..dice.random_range(1..4)).map(|n| Spec::new(format!("{prefix}-{n}"), Kind::Log)).collect()
+fn log(rng: &mut SmallRng, prefix: &str) -> Vec<Spec> {
+    (0..rng.random_range(1..4)).map(|n| Spec::new(format!("{prefix}-{n}"), Kind::Log)).collect()
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use outbox::{Database, Event, Outbox};
 use torture::guard::Guard;
-use torture::servers::{Kind, Server};
+use torture::servers::{DatabaseKind, Server};
 
 async fn confirmed_outlives_a_crash<DB: Database>(
-    kind: Kind,
+    kind: DatabaseKind,
     open: impl AsyncFn(&str) -> outbox::Result<Outbox<DB>>,
 ) {
     let guard = Guard::new().unwrap();
@@ -42,7 +42,7 @@ async fn confirmed_outlives_a_crash<DB: Database>(
     assert!(stored.len() <= confirmed.len() + 1, "at most the last one got no answer");
 }
 
-fn is_here(program: &str) -> bool {
+fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let here = std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
     assert!(here || std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "{program} is not installed");
@@ -53,7 +53,7 @@ fn is_here(program: &str) -> bool {
 async fn what_postgres_confirmed_outlives_its_crash() {
     // Its programs are not on the PATH.
     if std::path::Path::new("/usr/lib/postgresql").is_dir() {
-        confirmed_outlives_a_crash(Kind::Postgres, async |url| Outbox::postgres(url).await).await;
+        confirmed_outlives_a_crash(DatabaseKind::Postgres, async |url| Outbox::postgres(url).await).await;
     } else {
         assert!(std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "PostgreSQL is not installed");
     }
@@ -61,7 +61,7 @@ async fn what_postgres_confirmed_outlives_its_crash() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_mariadb_confirmed_outlives_its_crash() {
-    if is_here("mariadb-install-db") {
-        confirmed_outlives_a_crash(Kind::Mariadb, async |url| Outbox::mysql(url).await).await;
+    if is_installed("mariadb-install-db") {
+        confirmed_outlives_a_crash(DatabaseKind::Mariadb, async |url| Outbox::mysql(url).await).await;
     }
 }

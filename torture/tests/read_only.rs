@@ -8,7 +8,7 @@ use outbox::{Cx, Error, Event, Outbox, StorageFault};
 use sqlx::{AssertSqlSafe, Connection as _, MySqlConnection};
 use tokio::sync::Semaphore;
 use torture::guard::Guard;
-use torture::servers::{Kind, Server};
+use torture::servers::{DatabaseKind, Server};
 
 async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     for _ in 0..3_000 {
@@ -29,7 +29,7 @@ async fn a_relay_on_mariadb_resumes_when_the_server_is_writable_again() {
         return;
     }
     let guard = Guard::new().unwrap();
-    let server = Server::start(Kind::Mariadb, &guard, false).await.unwrap();
+    let server = Server::start(DatabaseKind::Mariadb, &guard, false).await.unwrap();
     let mut root = MySqlConnection::connect(&server.direct()).await.unwrap();
     let mut run =
         async |sql: &str| sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut root).await.unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use torture::arena::Arena;
 use torture::faults::Fault;
 use torture::report;
-use torture::servers::Kind;
+use torture::servers::DatabaseKind;
 use torture::world::{Settings, run};
 
 /// Removed in the end, unless something was wrong: then it is said where the histories are.
@@ -14,10 +14,10 @@ fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-async fn survives(database: Kind, given: Option<String>, arenas: Vec<Arena>) {
+async fn survives(database: DatabaseKind, external: Option<String>, arenas: Vec<Arena>) {
     let settings = Settings {
         database,
-        given,
+        external,
         arenas,
         faults: vec![Fault::KillRelay, Fault::KillWriter, Fault::Cut]
             .into_iter()
@@ -32,7 +32,7 @@ async fn survives(database: Kind, given: Option<String>, arenas: Vec<Arena>) {
         slow: false,
         folder: folder(&format!("torture-{database}")),
         keep: false,
-        player: env!("CARGO_BIN_EXE_torture").into(),
+        program: env!("CARGO_BIN_EXE_torture").into(),
         outbox: PathBuf::new(),
         faketime: None,
         verbose: false,
@@ -48,7 +48,7 @@ async fn survives(database: Kind, given: Option<String>, arenas: Vec<Arena>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sqlite_survives_kills() {
-    survives(Kind::Sqlite, None, vec![Arena::Multi]).await;
+    survives(DatabaseKind::Sqlite, None, vec![Arena::Multi]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -57,5 +57,5 @@ async fn postgres_survives_kills_and_cuts() {
         assert!(std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "OUTBOX_TEST_POSTGRES is not set");
         return;
     };
-    survives(Kind::Postgres, Some(url), vec![Arena::Multi]).await;
+    survives(DatabaseKind::Postgres, Some(url), vec![Arena::Multi]).await;
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::facts::Facts;
 use super::{Breach, Verdict};
-use crate::history::{Line, What};
+use crate::history::{Line, Op};
 use crate::state::{Row, State};
 use crate::work::Kind;
 
@@ -19,7 +19,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
     // The reader gets a message again if its acknowledgement was lost: the place in the stream counts.
     let mut stream: BTreeMap<u64, Arrival<'_>> = BTreeMap::new();
     for line in &facts.lines {
-        if let What::Arrived { id, seq, place } = &line.record.what
+        if let Op::Arrived { id, seq, place } = &line.record.op
             && !facts.is_foreign(id)
         {
             stream.entry(*place).or_insert(Arrival { id, seq: *seq, line });
@@ -43,7 +43,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         if let Some(once) = first.get(arrival.id) {
             verdict.counts.twice += 1;
             // Who published it is not known here: it may have been any relay that something happened to.
-            if facts.blows(0, arrival.line.record.t) + facts.outages(arrival.line.record.t) == 0 {
+            if facts.disruptions(0, arrival.line.record.t) + facts.outages(arrival.line.record.t) == 0 {
                 let text = "it arrived twice, and nothing had happened to anybody";
                 verdict.add(Breach::Again, arrival.id, text, vec![once.line, arrival.line]);
             }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use crate::arena::{Arena, LEASE};
-use crate::history::{Commit, Line, Said, What};
+use crate::history::{Commit, HandlerOutcome, Line, Op};
 use crate::work::{Kind, Spec};
 
 /// After what happens to a process, so long may what it had in hand still be concerned; in microseconds. A verdict waits some
@@ -42,13 +42,13 @@ pub struct Run<'a> {
     /// When it ended, or its process did.
     pub end: u64,
     /// What it said; nothing if it was cut short.
-    pub said: Option<Said>,
+    pub outcome: Option<HandlerOutcome>,
 }
 
 impl Run<'_> {
     /// Whether it said done.
     pub fn is_done(&self) -> bool {
-        self.said == Some(Said::Done)
+        self.outcome == Some(HandlerOutcome::Done)
     }
 }
 
@@ -125,31 +125,31 @@ impl<'a> Facts<'a> {
         let mut open: HashMap<(&str, u64), (&str, usize)> = HashMap::new();
         for line in facts.lines.clone() {
             let (t, p) = (line.record.t, line.record.p.as_str());
-            match &line.record.what {
-                What::Setup { lease, one_writer } => {
+            match &line.record.op {
+                Op::Setup { lease, one_writer } => {
                     facts.lease = arena.lease(Duration::from_millis(*lease));
                     facts.one_writer = *one_writer;
                 }
-                What::Foreign { id, .. } => {
+                Op::Foreign { id, .. } => {
                     facts.foreign.insert(id, line);
                 }
-                What::Started { id, .. } | What::Arrived { id, .. } | What::Received { id, .. }
+                Op::Started { id, .. } | Op::Arrived { id, .. } | Op::Received { id, .. }
                     if facts.is_foreign(id) =>
                 {
                     facts.foreign_deliveries.entry(id).or_default().push(line);
                 }
-                What::Writing { tx, events } => {
+                Op::Writing { tx, events } => {
                     for spec in events {
                         facts.specs.insert(&spec.id, (spec, tx));
                     }
                     facts.txs.insert(tx, Tx { writing: line, specs: events, ended: None, how: None });
                 }
-                What::Ended { tx, how, .. } => {
+                Op::Ended { tx, how, .. } => {
                     if let Some(tx) = facts.txs.get_mut(tx.as_str()) {
                         (tx.ended, tx.how) = (Some(line), Some(*how));
                     }
                 }
-                What::Started { run, id, seq, attempt } => {
+                Op::Started { run, id, seq, attempt } => {
                     let runs = facts.runs.entry(id).or_default();
                     open.insert((p, *run), (id, runs.len()));
                     runs.push(Run {
@@ -160,27 +160,27 @@ impl<'a> Facts<'a> {
                         seq: *seq,
                         start: t,
                         end: u64::MAX,
-                        said: None,
+                        outcome: None,
                     });
                 }
-                What::Finished { run, how } => {
+                Op::Finished { run, how } => {
                     let at = open.remove(&(p, *run));
                     if let Some(run) = at.and_then(|(id, n)| facts.runs.get_mut(id)?.get_mut(n)) {
-                        (run.finish, run.end, run.said) = (Some(line), t, Some(*how));
+                        (run.finish, run.end, run.outcome) = (Some(line), t, Some(*how));
                     }
                 }
-                What::Gone { process, how, .. } => {
+                Op::Gone { process, how, .. } => {
                     facts.gone.insert(process, line);
                     if how.starts_with("signal") {
                         facts.deaths.insert(process, (t, line));
                     }
                 }
-                What::Hit { fault, process } => {
-                    let Some(process) = facts.whom(fault, process.as_deref()) else { continue };
+                Op::Hit { fault, process } => {
+                    let Some(process) = facts.affected(fault, process.as_deref()) else { continue };
                     facts.windows.push(Window { fault, process, from: t, until: over });
                 }
-                What::Over { fault, process } => {
-                    let Some(process) = facts.whom(fault, process.as_deref()) else { continue };
+                Op::Over { fault, process } => {
+                    let Some(process) = facts.affected(fault, process.as_deref()) else { continue };
                     let same =
                         |w: &&mut Window<'_>| w.fault == fault && w.process == process && w.until == over;
                     if let Some(window) = facts.windows.iter_mut().rev().find(same) {
@@ -199,7 +199,7 @@ impl<'a> Facts<'a> {
     }
 
     /// Which processes a fault of this process concerns: none here, or one, or (within) all.
-    fn whom(&self, fault: &str, process: Option<&'a str>) -> Option<Option<&'a str>> {
+    fn affected(&self, fault: &str, process: Option<&'a str>) -> Option<Option<&'a str>> {
         match process {
             None => Some(None),
             // It may have been stopped while it had the one right to write.
@@ -215,13 +215,13 @@ impl<'a> Facts<'a> {
 
     /// Whether a process can have lost what it had said of an event: it was killed, or kept from the database, at about this
     /// time and before that.
-    pub(super) fn may_have_lost(&self, process: &str, said: u64, before: u64) -> bool {
-        let dead = self.deaths.get(process).is_some_and(|(t, _)| *t <= said + GRACE && *t <= before);
+    pub(super) fn may_have_lost(&self, process: &str, finished: u64, before: u64) -> bool {
+        let dead = self.deaths.get(process).is_some_and(|(t, _)| *t <= finished + GRACE && *t <= before);
         let disturbed = |window: &Window<'_>| {
             window.disturbs()
                 && window.hits(process)
-                && window.from <= before.min(said + GRACE)
-                && window.until + GRACE >= said
+                && window.from <= before.min(finished + GRACE)
+                && window.until + GRACE >= finished
         };
         dead || self.windows.iter().any(disturbed)
     }
@@ -248,7 +248,7 @@ impl<'a> Facts<'a> {
     }
 
     /// Whether a process was stopped so shortly before this moment that it had no time to look at its lease.
-    pub(super) fn just_woke_up(&self, process: &str, moment: u64) -> bool {
+    pub(super) fn just_resumed(&self, process: &str, moment: u64) -> bool {
         let stopped = |w: &Window<'_>| {
             w.fault == "stop" && w.hits(process) && w.from <= moment && moment <= w.until + 1_000_000
         };
@@ -256,7 +256,7 @@ impl<'a> Facts<'a> {
     }
 
     /// How often something happened to processes that can have ended a handler before its end, between these moments.
-    pub(super) fn blows(&self, from: u64, until: u64) -> usize {
+    pub(super) fn disruptions(&self, from: u64, until: u64) -> usize {
         let deaths = self.deaths.values().filter(|(t, _)| (from..=until).contains(t)).count();
         let windows =
             self.windows.iter().filter(|w| w.disturbs() && w.from <= until && w.until + GRACE >= from);
@@ -272,7 +272,7 @@ impl<'a> Facts<'a> {
 
     /// Processes that ended although nobody had done anything to them.
     pub(super) fn processes_that_failed(&self) -> impl Iterator<Item = (&'a str, &'a Line)> {
-        let failed = |line: &Line| matches!(line.record.what, What::Gone { expected: false, .. });
+        let failed = |line: &Line| matches!(line.record.op, Op::Gone { expected: false, .. });
         let all: BTreeMap<&str, &Line> = self.gone.iter().map(|(process, line)| (*process, *line)).collect();
         all.into_iter().filter(move |(_, line)| failed(line))
     }
@@ -292,15 +292,15 @@ impl<'a> Facts<'a> {
 /// Whether a line is about this arena.
 fn is_of(arena: Arena, line: &Line) -> bool {
     let of = |process: &str| Arena::of(process) == Some(arena);
-    match &line.record.what {
+    match &line.record.op {
         // Of other arenas as well: on a database with one writer a process that is stopped may keep everybody waiting.
-        What::Hit { process, fault } | What::Over { process, fault } => {
+        Op::Hit { process, fault } | Op::Over { process, fault } => {
             fault == "stop" || process.as_deref().is_none_or(of)
         }
-        What::Foreign { arena: other, .. } => *other == arena,
-        What::Born { process, .. } | What::Gone { process, .. } => of(process),
-        What::Position { .. } => arena.has_log(),
-        What::Setup { .. } => true,
+        Op::Foreign { arena: other, .. } => *other == arena,
+        Op::Born { process, .. } | Op::Gone { process, .. } => of(process),
+        Op::Position { .. } => arena.has_log(),
+        Op::Setup { .. } => true,
         _ => of(&line.record.p),
     }
 }

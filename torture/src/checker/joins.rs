@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::facts::{Facts, Run, Tx, lines_of};
 use super::{Breach, Verdict};
-use crate::state::{Counted, Row, State};
+use crate::state::{JoinRow, Row, State};
 use crate::work::{Kind, Spec};
 
 pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
@@ -24,7 +24,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         let dead = |step: &&&Spec| state.rows.get(&step.id).is_some_and(Row::is_dead);
         let failed = steps.iter().filter(dead).count() as u64;
         let count = steps.len() as u64;
-        let expected = there.then(|| Counted {
+        let expected = there.then(|| JoinRow {
             expected: count,
             attached: count,
             completed: count - failed,
@@ -48,7 +48,8 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
             let came = runs.iter().any(Run::is_done);
             let extra = !follows && (!runs.is_empty() || row.is_some());
             // One that still waits is said to be stuck elsewhere.
-            let missing = follows && !came && !row.is_some_and(|row| row.is_pending() || row.is_buried());
+            let missing =
+                follows && !came && !row.is_some_and(|row| row.is_pending() || row.died_of_crashes());
             if extra || missing {
                 let text = format!(
                     "it {} follow, and {}",

@@ -5,11 +5,11 @@
 mod broker;
 mod duplicates;
 mod facts;
-mod fates;
 mod foreign;
 mod joins;
 mod log;
 mod order;
+mod outcomes;
 mod overlaps;
 mod receiver;
 #[cfg(test)]
@@ -124,7 +124,7 @@ pub struct Counts {
     /// Dead events.
     pub dead: usize,
     /// Of these, those that were taken for what ends processes.
-    pub buried: usize,
+    pub dead_by_crashes: usize,
     /// Deliveries side by side where the first one's lease had run out.
     pub excused_overlaps: usize,
     /// Events of the log.
@@ -171,7 +171,7 @@ pub fn check(arena: Arena, lines: &[Line], state: &State) -> Verdict {
     let facts = Facts::gather(arena, lines);
     let mut verdict = Verdict::default();
     count(&facts, state, &mut verdict.counts);
-    fates::check(&facts, state, &mut verdict);
+    outcomes::check(&facts, state, &mut verdict);
     if arena.has_handlers() {
         order::check(&facts, state, &mut verdict);
         overlaps::check(&facts, &mut verdict);
@@ -208,7 +208,7 @@ fn count(facts: &Facts<'_>, state: &State, counts: &mut Counts) {
     counts.joins = state.joins.len();
     let (foreign, own): (Vec<_>, Vec<_>) = state.rows.iter().partition(|(id, _)| facts.is_foreign(id));
     counts.dead = own.iter().filter(|(_, row)| row.is_dead()).count();
-    counts.buried = own.iter().filter(|(_, row)| row.is_buried()).count();
+    counts.dead_by_crashes = own.iter().filter(|(_, row)| row.died_of_crashes()).count();
     counts.foreign = facts.foreign.len();
     counts.foreign_delivered = facts.foreign_deliveries.len();
     counts.foreign_dead = foreign.iter().filter(|(_, row)| row.is_dead()).count();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::facts::Facts;
 use super::{Breach, Verdict};
-use crate::history::{Line, What};
+use crate::history::{Line, Op};
 use crate::state::{Row, State};
 use crate::work::Kind;
 
@@ -13,7 +13,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
     let mut first: BTreeMap<&str, &Line> = BTreeMap::new();
     let mut keys: BTreeMap<&str, (&str, Option<i64>, &Line)> = BTreeMap::new();
     for line in &facts.lines {
-        let What::Received { id, seq } = &line.record.what else { continue };
+        let Op::Received { id, seq } = &line.record.op else { continue };
         if facts.is_foreign(id) {
             continue;
         }
@@ -31,7 +31,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         }
         if let Some(once) = first.get(id.as_str()) {
             verdict.counts.twice += 1;
-            if facts.blows(0, line.record.t) + facts.outages(line.record.t) == 0 {
+            if facts.disruptions(0, line.record.t) + facts.outages(line.record.t) == 0 {
                 let text = "it was received twice, and no process had been disturbed";
                 verdict.add(Breach::Again, id, text, vec![once, line]);
             }

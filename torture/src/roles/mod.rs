@@ -12,14 +12,14 @@ use std::time::Duration;
 use outbox::{Outbox, OutboxBuilder};
 
 use crate::arena::Arena;
-use crate::base::Base;
+use crate::database::TestDatabase;
 
 /// A file of this name in the folder of histories: nobody writes any more.
-pub const QUIET: &str = "quiet";
+pub const WRITING_STOPPED: &str = "quiet";
 
-/// What a process is told.
+/// What a process is options.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Told {
+pub struct ProcessOptions {
     /// Its name, which nobody else had before.
     #[arg(long)]
     pub process: String,
@@ -64,14 +64,14 @@ pub struct Told {
     pub broker: String,
 }
 
-impl Told {
+impl ProcessOptions {
     /// The table of events.
     pub fn table(&self) -> String {
         self.arena.table(&self.prefix)
     }
 
     /// Opens the outbox. The database may be away just now: then tries until it is back.
-    pub async fn open<DB: Base>(&self) -> Outbox<DB> {
+    pub async fn open<DB: TestDatabase>(&self) -> Outbox<DB> {
         loop {
             let builder = OutboxBuilder::new().table(self.table()).max_connections(6);
             match DB::open(builder, &self.database).await {

@@ -23,7 +23,7 @@ pub use pgbouncer::Pooler;
 
 /// A kind of database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum DatabaseKind {
     /// A file.
     Sqlite,
     /// A server.
@@ -32,7 +32,7 @@ pub enum Kind {
     Mariadb,
 }
 
-impl Kind {
+impl DatabaseKind {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Postgres, Self::Mariadb, Self::Sqlite];
 
@@ -46,13 +46,13 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for DatabaseKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-impl FromStr for Kind {
+impl FromStr for DatabaseKind {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -65,7 +65,7 @@ impl FromStr for Kind {
 #[derive(Debug)]
 pub struct Server {
     /// What it is.
-    pub kind: Kind,
+    pub kind: DatabaseKind,
     /// The disk that it is on, if it can be filled.
     pub disk: Option<Disk>,
     home: PathBuf,
@@ -73,14 +73,14 @@ pub struct Server {
     pub port: u16,
     /// What goes before the names of tables.
     pub prefix: String,
-    given: Option<String>,
+    external: Option<String>,
     process: Option<Process>,
     guard: Guard,
 }
 
 impl Server {
     /// A new one, on a small disk of its own if it should be possible to fill it.
-    pub async fn start(kind: Kind, guard: &Guard, small_disk: bool) -> Result<Self> {
+    pub async fn start(kind: DatabaseKind, guard: &Guard, small_disk: bool) -> Result<Self> {
         let home = guard.folder().join(kind.name());
         std::fs::create_dir(&home)?;
         let disk = small_disk.then(|| Disk::mount(&home, guard)).transpose()?;
@@ -90,21 +90,21 @@ impl Server {
             home,
             port: free_port()?,
             prefix: "t_".to_owned(),
-            given: None,
+            external: None,
             process: None,
             guard: guard.clone(),
         };
         match kind {
-            Kind::Sqlite => {}
-            Kind::Postgres => postgres::prepare(&server.home)?,
-            Kind::Mariadb => mariadb::prepare(&server.home)?,
+            DatabaseKind::Sqlite => {}
+            DatabaseKind::Postgres => postgres::prepare(&server.home)?,
+            DatabaseKind::Mariadb => mariadb::prepare(&server.home)?,
         }
         server.up().await?;
         Ok(server)
     }
 
     /// One that somebody else started, and that cannot be ended; with tables of our own.
-    pub fn given(kind: Kind, url: &str, guard: &Guard) -> Result<Self> {
+    pub fn external(kind: DatabaseKind, url: &str, guard: &Guard) -> Result<Self> {
         let address = url.rsplit('@').next().unwrap_or(url);
         let port = address.split(['/', '?']).next().and_then(|host| host.rsplit(':').next());
         let port = port.and_then(|port| port.parse().ok()).context("the URL has no port")?;
@@ -114,24 +114,24 @@ impl Server {
             home: guard.folder().to_owned(),
             port,
             prefix: format!("t{}_{}_", std::process::id(), crate::clock::now() % 1_000_000),
-            given: Some(url.to_owned()),
+            external: Some(url.to_owned()),
             process: None,
             guard: guard.clone(),
         })
     }
 
     /// Whether it can be ended.
-    pub fn is_ours(&self) -> bool {
-        self.given.is_none()
+    pub fn is_managed(&self) -> bool {
+        self.external.is_none()
     }
 
     /// Its address, by this port.
     pub fn url(&self, port: u16) -> String {
-        match (&self.given, self.kind) {
+        match (&self.external, self.kind) {
             (Some(url), _) => url.replace(&format!(":{}", self.port), &format!(":{port}")),
-            (None, Kind::Sqlite) => format!("sqlite:{}", self.home.join("outbox.db").display()),
-            (None, Kind::Postgres) => format!("postgres://postgres@127.0.0.1:{port}/postgres"),
-            (None, Kind::Mariadb) => format!("mysql://root@127.0.0.1:{port}/test"),
+            (None, DatabaseKind::Sqlite) => format!("sqlite:{}", self.home.join("outbox.db").display()),
+            (None, DatabaseKind::Postgres) => format!("postgres://postgres@127.0.0.1:{port}/postgres"),
+            (None, DatabaseKind::Mariadb) => format!("mysql://root@127.0.0.1:{port}/test"),
         }
     }
 
@@ -144,14 +144,14 @@ impl Server {
     pub async fn down(&mut self) {
         if let Some(mut process) = self.process.take() {
             // PostgreSQL's "immediate" is a crash that gives its shared memory back.
-            let signal = if self.kind == Kind::Postgres { Signal::QUIT } else { Signal::KILL };
+            let signal = if self.kind == DatabaseKind::Postgres { Signal::QUIT } else { Signal::KILL };
             process.end(signal, Duration::from_secs(20)).await;
         }
     }
 
     /// Starts it, if it does not run.
     pub async fn up(&mut self) -> Result<()> {
-        if self.kind == Kind::Sqlite || !self.is_ours() || self.runs() {
+        if self.kind == DatabaseKind::Sqlite || !self.is_managed() || self.runs() {
             return Ok(());
         }
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -176,17 +176,17 @@ impl Server {
 
     fn command(&self) -> Result<Command> {
         match self.kind {
-            Kind::Sqlite => bail!("SQLite is no server"),
-            Kind::Postgres => postgres::serve(&self.home, self.port),
-            Kind::Mariadb => mariadb::serve(&self.home, self.port),
+            DatabaseKind::Sqlite => bail!("SQLite is no server"),
+            DatabaseKind::Postgres => postgres::serve(&self.home, self.port),
+            DatabaseKind::Mariadb => mariadb::serve(&self.home, self.port),
         }
     }
 
     fn answers(&self) -> bool {
         match self.kind {
-            Kind::Sqlite => true,
-            Kind::Postgres => postgres::answers(&self.home),
-            Kind::Mariadb => mariadb::answers(&self.home),
+            DatabaseKind::Sqlite => true,
+            DatabaseKind::Postgres => postgres::answers(&self.home),
+            DatabaseKind::Mariadb => mariadb::answers(&self.home),
         }
     }
 }

@@ -26,7 +26,7 @@ pub struct Pooler {
 
 impl Pooler {
     /// Whether it is installed.
-    pub fn is_here() -> bool {
+    pub fn is_installed() -> bool {
         program().is_some()
     }
 

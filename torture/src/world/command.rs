@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use anyhow::Result;
 
 use super::World;
-use super::slot::{Part, Slot};
+use super::slot::{ProcessKind, Slot};
 use crate::faults::Fault;
 use crate::receiver::Receiver;
 use crate::roles::reader::SUBJECT;
@@ -15,7 +15,7 @@ use crate::roles::reader::SUBJECT;
 impl World {
     pub(super) fn command(&self, slot: &Slot) -> Result<Command> {
         let url = self.url_of(slot);
-        let mut command = if slot.part == Part::Command {
+        let mut command = if slot.kind == ProcessKind::Command {
             let config = self.guard.folder().join(format!("{}.toml", slot.name));
             std::fs::write(&config, self.config(slot, &url))?;
             let mut command = Command::new(&self.settings.outbox);
@@ -24,7 +24,7 @@ impl World {
         } else {
             self.role(slot, &url)
         };
-        if let (Some(library), true) = (&self.settings.faketime, slot.part.relays()) {
+        if let (Some(library), true) = (&self.settings.faketime, slot.kind.relays()) {
             let file = self.clock_file(slot);
             std::fs::write(&file, "+0")?;
             command.env("LD_PRELOAD", library).env("FAKETIME_TIMESTAMP_FILE", file);
@@ -48,16 +48,16 @@ impl World {
     }
 
     fn role(&self, slot: &Slot, url: &str) -> Command {
-        let role = match slot.part {
-            Part::HotWriter => "hot-writer",
-            Part::Writer => "writer",
-            Part::Reader => "reader",
-            Part::Relay | Part::Command => "relay",
+        let role = match slot.kind {
+            ProcessKind::HotWriter => "hot-writer",
+            ProcessKind::Writer => "writer",
+            ProcessKind::Reader => "reader",
+            ProcessKind::Relay | ProcessKind::Command => "relay",
         };
         let settings = &self.settings;
-        let mut command = Command::new(&settings.player);
-        let seed = settings.seed.wrapping_mul(1_000).wrapping_add(u64::from(slot.births)) ^ hash(&slot.name);
-        command.args(["play", role, "--process", &slot.next_name(), "--arena", slot.arena.name()]);
+        let mut command = Command::new(&settings.program);
+        let seed = settings.seed.wrapping_mul(1_000).wrapping_add(u64::from(slot.starts)) ^ hash(&slot.name);
+        command.args(["process", role, "--process", &slot.next_name(), "--arena", slot.arena.name()]);
         command.args(["--database", url, "--prefix", &self.prefix, "--seed", &seed.to_string()]);
         command.args(["--generation", &self.generation.load(Ordering::SeqCst).to_string()]);
         command.args(["--rate", &settings.rate.to_string(), "--broker", &self.broker_url]);

@@ -2,8 +2,8 @@
 
 mod command;
 mod drain;
+mod nemesis;
 mod slot;
-mod strike;
 mod tail;
 
 use std::collections::BTreeMap;
@@ -20,23 +20,23 @@ use crate::checker::{self, Verdict};
 use crate::clock::{now, since};
 use crate::faults::Fault;
 use crate::guard::Guard;
-use crate::history::{self, Scribe, What};
+use crate::history::{self, Op, Writer};
 use crate::plan::{Step, plan};
 use crate::receiver::{self, Receiver};
 use crate::roles::reader;
-use crate::servers::{Kind, Pooler, Server};
+use crate::servers::{DatabaseKind, Pooler, Server};
 use crate::state::{self, State};
 use crate::{by_url, report};
-use slot::{Part, Slot};
+use slot::{ProcessKind, Slot};
 use tail::Tail;
 
 /// What to do.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Which database.
-    pub database: Kind,
+    pub database: DatabaseKind,
     /// One that somebody else has started.
-    pub given: Option<String>,
+    pub external: Option<String>,
     /// Which arenas.
     pub arenas: Vec<Arena>,
     /// Which faults.
@@ -56,7 +56,7 @@ pub struct Settings {
     /// Whether to keep them in any case.
     pub keep: bool,
     /// The program that plays the roles.
-    pub player: PathBuf,
+    pub program: PathBuf,
     /// The command `outbox`.
     pub outbox: PathBuf,
     /// The library that shifts clocks, if it is there.
@@ -86,7 +86,7 @@ impl Outcome {
 pub(crate) struct World {
     settings: Settings,
     began: u64,
-    scribe: Scribe,
+    history: Writer,
     server: Mutex<Server>,
     direct: String,
     prefix: String,
@@ -100,14 +100,14 @@ pub(crate) struct World {
     foreign: AtomicU64,
     slots: Vec<Arc<Mutex<Slot>>>,
     /// What each of them is for: known while somebody else has the slot.
-    parts: Vec<Part>,
+    kinds: Vec<ProcessKind>,
     /// The newest type of events that anybody knows.
     generation: AtomicU32,
     /// One rolling restart at a time.
     upgrading: Mutex<()>,
     /// Nobody is started any more.
-    over: AtomicBool,
-    struck: std::sync::Mutex<BTreeMap<Fault, usize>>,
+    stopping: AtomicBool,
+    injected: std::sync::Mutex<BTreeMap<Fault, usize>>,
     guard: Guard,
 }
 
@@ -119,12 +119,12 @@ pub async fn run(settings: Settings) -> Result<Outcome> {
     std::fs::create_dir_all(&settings.folder)?;
     let steps = plan(settings.seed, settings.length, &settings.faults);
     let world = Arc::new(World::make(settings).await?);
-    world.say(&format!("{} processes run; {} faults follow", world.slots.len(), steps.len()));
-    let watching = tokio::spawn(world.clone().watch());
-    world.follow(steps).await;
-    world.say("no more faults: everything has time to settle");
+    world.log(&format!("{} processes run; {} faults follow", world.slots.len(), steps.len()));
+    let supervisor = tokio::spawn(world.clone().supervise());
+    world.run_plan(steps).await;
+    world.log("no more faults: everything has time to settle");
     let drained = world.drain().await;
-    watching.abort();
+    supervisor.abort();
     world.stop().await;
     let damage = world.damage().await;
     let mut states = BTreeMap::new();
@@ -133,7 +133,7 @@ pub async fn run(settings: Settings) -> Result<Outcome> {
             Ok(state) => state,
             // There is nothing to check then.
             Err(error) if !damage.is_empty() => {
-                world.say(&format!("the tables of {arena} cannot be read: {error:#}"));
+                world.log(&format!("the tables of {arena} cannot be read: {error:#}"));
                 continue;
             }
             Err(error) => return Err(error),
@@ -143,9 +143,9 @@ pub async fn run(settings: Settings) -> Result<Outcome> {
         states.insert(*arena, state);
     }
     if let Err(error) = drained {
-        world.say(&format!("not settled: {error:#}"));
+        world.log(&format!("not settled: {error:#}"));
     }
-    let faults = world.struck.lock().expect("nobody panics with it").clone();
+    let faults = world.injected.lock().expect("nobody panics with it").clone();
     let verdicts = check(&world.settings.folder, &states)?;
     let outcome = Outcome { verdicts, faults, damage };
     if world.settings.verbose {
@@ -185,8 +185,8 @@ impl World {
     /// Starts everything.
     async fn make(settings: Settings) -> Result<Self> {
         let guard = Guard::new()?;
-        let server = match &settings.given {
-            Some(url) => Server::given(settings.database, url, &guard)?,
+        let server = match &settings.external {
+            Some(url) => Server::external(settings.database, url, &guard)?,
             None => Server::start(settings.database, &guard, settings.faults.contains(&Fault::Full)).await?,
         };
         let (direct, prefix) = (server.direct(), server.prefix.clone());
@@ -202,7 +202,7 @@ impl World {
             reader::make_stream(&broker_url).await?;
             broker = Some(nats);
         }
-        let behind_pooler = settings.faults.contains(&Fault::Pooler) && server.kind == Kind::Postgres;
+        let behind_pooler = settings.faults.contains(&Fault::Pooler) && server.kind == DatabaseKind::Postgres;
         let pooler = match behind_pooler {
             true => Some(Pooler::start(&guard, server.port).await?),
             false => None,
@@ -210,21 +210,21 @@ impl World {
         let port = pooler.as_ref().map_or(server.port, |pooler| pooler.port);
         let hooks = settings.faults.contains(&Fault::Receiver) && settings.arenas.contains(&Arena::Broker);
         let receiver = match hooks {
-            true => Some(Receiver::start(Scribe::new(&settings.folder, receiver::PROCESS)?).await?),
+            true => Some(Receiver::start(Writer::new(&settings.folder, receiver::PROCESS)?).await?),
             false => None,
         };
-        let (mut slots, mut parts) = (Vec::new(), Vec::new());
+        let (mut slots, mut kinds) = (Vec::new(), Vec::new());
         for arena in &settings.arenas {
-            for (part, count) in Part::of(*arena) {
+            for (kind, count) in ProcessKind::of(*arena) {
                 for n in 1..=*count {
-                    parts.push(*part);
-                    slots.push(Arc::new(Mutex::new(Slot::new(*arena, *part, n, &server, port))));
+                    kinds.push(*kind);
+                    slots.push(Arc::new(Mutex::new(Slot::new(*arena, *kind, n, &server, port))));
                 }
             }
         }
         let world = Self {
             began: now(),
-            scribe: Scribe::new(&settings.folder, "world")?,
+            history: Writer::new(&settings.folder, "world")?,
             direct,
             prefix,
             server: Mutex::new(server),
@@ -234,17 +234,17 @@ impl World {
             receiver,
             foreign: AtomicU64::new(0),
             slots,
-            parts,
+            kinds,
             generation: AtomicU32::new(1),
             upgrading: Mutex::new(()),
-            over: AtomicBool::new(false),
-            struck: std::sync::Mutex::default(),
+            stopping: AtomicBool::new(false),
+            injected: std::sync::Mutex::default(),
             guard,
             settings,
         };
         let lease = u64::try_from(world.settings.lease.as_millis())?;
-        let one_writer = world.settings.database == Kind::Sqlite;
-        world.scribe.note(What::Setup { lease, one_writer });
+        let one_writer = world.settings.database == DatabaseKind::Sqlite;
+        world.history.record(Op::Setup { lease, one_writer });
         for slot in &world.slots {
             world.start(&mut *slot.lock().await)?;
         }
@@ -260,7 +260,7 @@ impl World {
             match by_url!(url, damage::<DB>(url, *arena, prefix)) {
                 Ok(damage) => all.extend(damage),
                 Err(error) => {
-                    self.say(&format!("{arena}: it is not known whether its tables are whole: {error:#}"));
+                    self.log(&format!("{arena}: it is not known whether its tables are whole: {error:#}"));
                 }
             }
         }
@@ -269,59 +269,59 @@ impl World {
         all
     }
 
-    fn say(&self, what: &str) {
+    fn log(&self, what: &str) {
         if self.settings.verbose {
             println!("[{:7.1} s] {what}", since(self.began, now()));
         }
     }
 
     /// Does what the plan says, until its end.
-    async fn follow(self: &Arc<Self>, steps: Vec<Step>) {
+    async fn run_plan(self: &Arc<Self>, steps: Vec<Step>) {
         let begin = Instant::now();
-        let mut strikes = tokio::task::JoinSet::new();
+        let mut injections = tokio::task::JoinSet::new();
         for step in steps {
             tokio::time::sleep_until((begin + step.at).into()).await;
-            strikes.spawn(self.clone().strike(step));
+            injections.spawn(self.clone().inject(step));
         }
         tokio::time::sleep_until((begin + self.settings.length).into()).await;
-        while let Some(struck) = strikes.join_next().await {
-            if let Err(error) = struck {
-                self.say(&format!("a fault could not be done: {error}"));
+        while let Some(injected) = injections.join_next().await {
+            if let Err(error) = injected {
+                self.log(&format!("a fault could not be done: {error}"));
             }
         }
     }
 
     /// Starts again who ended by itself, says how it goes, and looks where the publishers of the log stand.
-    async fn watch(self: Arc<Self>) {
+    async fn supervise(self: Arc<Self>) {
         let mut tail = Tail::default();
         for tick in 1_u64.. {
             tokio::time::sleep(Duration::from_millis(50)).await;
             for slot in &self.slots {
                 // Somebody who does something to it looks after it.
                 if let Ok(mut slot) = slot.try_lock() {
-                    self.look_after(&mut slot);
+                    self.restart_if_exited(&mut slot);
                 }
             }
             if tick.is_multiple_of(20) && self.settings.arenas.contains(&Arena::Multi) {
-                self.note_positions().await;
+                self.record_positions().await;
             }
             if tick.is_multiple_of(100) && self.settings.verbose {
                 match tail.read(&self.settings.folder) {
-                    Ok(()) => self.say(&tail.to_string()),
-                    Err(error) => self.say(&format!("cannot read the histories: {error:#}")),
+                    Ok(()) => self.log(&tail.to_string()),
+                    Err(error) => self.log(&format!("cannot read the histories: {error:#}")),
                 }
             }
         }
     }
 
     /// Positions may not go back. Not always can they be asked for.
-    async fn note_positions(&self) {
+    async fn record_positions(&self) {
         use state::positions;
         let (url, prefix) = (&self.direct, &self.prefix);
         let asked = async { by_url!(url, positions::<DB>(url, Arena::Multi, prefix)) };
         if let Ok(Ok(positions)) = tokio::time::timeout(Duration::from_secs(1), asked).await {
             for (publisher, position) in positions {
-                self.scribe.note(What::Position { publisher, position });
+                self.history.record(Op::Position { publisher, position });
             }
         }
     }
@@ -331,23 +331,23 @@ impl World {
         how.ends_with("signal 6") && self.settings.faults.contains(&Fault::Abort)
     }
 
-    fn look_after(&self, slot: &mut Slot) {
+    fn restart_if_exited(&self, slot: &mut Slot) {
         let Some(status) = slot.ended() else { return };
         let aborted = self.may_abort(&status);
-        self.gone(slot, &status, aborted);
+        self.record_exit(slot, &status, aborted);
         if !aborted {
-            self.say(&format!("{} ended by itself: {status}", slot.process_name()));
+            self.log(&format!("{} ended by itself: {status}", slot.process_name()));
         }
-        if !self.over.load(Ordering::SeqCst)
+        if !self.stopping.load(Ordering::SeqCst)
             && let Err(error) = self.start(slot)
         {
-            self.say(&format!("{} does not start: {error:#}", slot.process_name()));
+            self.log(&format!("{} does not start: {error:#}", slot.process_name()));
         }
     }
 
-    fn gone(&self, slot: &mut Slot, how: &str, expected: bool) {
+    fn record_exit(&self, slot: &mut Slot, how: &str, expected: bool) {
         let process = slot.process_name();
-        self.scribe.note(What::Gone { process, how: how.to_owned(), expected });
+        self.history.record(Op::Gone { process, how: how.to_owned(), expected });
         slot.forget();
     }
 
@@ -357,8 +357,8 @@ impl World {
         let log = self.settings.folder.join(format!("{}.log", slot.next_name()));
         let process = self.guard.spawn(command, &log)?;
         let pid = process.id();
-        slot.born(process);
-        self.scribe.note(What::Born { process: slot.process_name(), pid });
+        slot.started(process);
+        self.history.record(Op::Born { process: slot.process_name(), pid });
         Ok(())
     }
 }

@@ -7,11 +7,11 @@ use rustix::process::Signal;
 
 use crate::arena::Arena;
 use crate::guard::{Process, in_words};
-use crate::servers::{Kind, Server};
+use crate::servers::{DatabaseKind, Server};
 
 /// What the process of a slot does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum ProcessKind {
     /// Writes, and runs a relay as well: the hot path.
     HotWriter,
     /// Only writes.
@@ -24,7 +24,7 @@ pub(super) enum Part {
     Reader,
 }
 
-impl Part {
+impl ProcessKind {
     /// Who there is in an arena, and how many.
     pub(super) fn of(arena: Arena) -> &'static [(Self, u32)] {
         match arena {
@@ -57,33 +57,33 @@ impl Part {
 
 pub(super) struct Slot {
     pub(super) arena: Arena,
-    pub(super) part: Part,
+    pub(super) kind: ProcessKind,
     /// As the first part of its processes' names.
     pub(super) name: String,
     /// Its own way to the database.
     pub(super) proxy: Option<Proxy>,
-    pub(super) births: u32,
+    pub(super) starts: u32,
     process: Option<Process>,
 }
 
 impl Slot {
     /// On the way to this port, if the database is a server.
-    pub(super) fn new(arena: Arena, part: Part, number: u32, server: &Server, port: u16) -> Self {
-        let proxy = (server.kind != Kind::Sqlite).then(|| Proxy::to(port));
-        let name = format!("{arena}-{}-{number}", part.name());
-        Self { arena, part, name, proxy, births: 0, process: None }
+    pub(super) fn new(arena: Arena, kind: ProcessKind, number: u32, server: &Server, port: u16) -> Self {
+        let proxy = (server.kind != DatabaseKind::Sqlite).then(|| Proxy::to(port));
+        let name = format!("{arena}-{}-{number}", kind.name());
+        Self { arena, kind, name, proxy, starts: 0, process: None }
     }
 
     pub(super) fn process_name(&self) -> String {
-        format!("{}.{}", self.name, self.births)
+        format!("{}.{}", self.name, self.starts)
     }
 
     pub(super) fn next_name(&self) -> String {
-        format!("{}.{}", self.name, self.births + 1)
+        format!("{}.{}", self.name, self.starts + 1)
     }
 
-    pub(super) fn born(&mut self, process: Process) {
-        self.births += 1;
+    pub(super) fn started(&mut self, process: Process) {
+        self.starts += 1;
         self.process = Some(process);
     }
 

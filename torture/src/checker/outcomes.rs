@@ -2,13 +2,13 @@
 
 use super::facts::{Facts, Run, Tx, lines_of};
 use super::{Breach, Verdict};
-use crate::history::{Commit, Line, Said};
+use crate::history::{Commit, HandlerOutcome, Line};
 use crate::state::{Row, State};
 use crate::work::{Kind, Spec};
 
 pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
     for tx in facts.txs.values() {
-        told(tx, state, verdict);
+        check_commit_report(tx, state, verdict);
     }
     for (spec, tx) in facts.written() {
         if spec.kind == Kind::Log || !facts.arena.has_handlers() {
@@ -16,22 +16,23 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         }
         let runs = facts.runs_of(&spec.id);
         if state.markers.contains(&spec.id) {
-            committed(facts, spec, tx, runs, state, verdict);
+            check_committed(facts, spec, tx, runs, state, verdict);
         } else {
-            absent(spec, tx, runs, state, verdict);
+            check_absent(spec, tx, runs, state, verdict);
         }
         if spec.kind == Kind::Book {
-            booked(spec, tx, runs, state, verdict);
+            check_booked(spec, tx, runs, state, verdict);
         }
     }
     for (id, runs) in &facts.runs {
         if !facts.specs.contains_key(id) {
             verdict.add(Breach::Phantom, id, "it was delivered, and nobody wrote it", lines_of(runs));
         }
-        let ended_badly = |run: &&Run<'_>| matches!(run.said, Some(Said::Failed | Said::Panicked));
+        let ended_badly =
+            |run: &&Run<'_>| matches!(run.outcome, Some(HandlerOutcome::Failed | HandlerOutcome::Panicked));
         verdict.counts.retried += runs.iter().filter(ended_badly).count();
         verdict.counts.broken_off +=
-            runs.iter().filter(|run| matches!(run.said, None | Some(Said::Dropped))).count();
+            runs.iter().filter(|run| matches!(run.outcome, None | Some(HandlerOutcome::Dropped))).count();
         verdict.counts.delivered += usize::from(runs.iter().any(Run::is_done));
     }
     let booked: u64 = state.ledger.values().sum();
@@ -47,7 +48,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
 }
 
 /// What the writer was told, against the markers.
-fn told(tx: &Tx<'_>, state: &State, verdict: &mut Verdict) {
+fn check_commit_report(tx: &Tx<'_>, state: &State, verdict: &mut Verdict) {
     let marked: Vec<&Spec> =
         tx.specs.iter().filter(|spec| !matches!(spec.kind, Kind::Then | Kind::Sorry)).collect();
     let there = marked.iter().filter(|spec| state.markers.contains(&spec.id)).count();
@@ -62,7 +63,7 @@ fn told(tx: &Tx<'_>, state: &State, verdict: &mut Verdict) {
     verdict.add(Breach::Misreported, &marked[0].id, wrong, proof());
 }
 
-fn committed(
+fn check_committed(
     facts: &Facts<'_>,
     spec: &Spec,
     tx: &Tx<'_>,
@@ -94,23 +95,24 @@ fn committed(
 
 /// Why it should not be dead.
 fn wrongly_dead(facts: &Facts<'_>, spec: &Spec, runs: &[Run<'_>], row: &Row) -> Option<String> {
-    if row.is_buried() {
+    if row.died_of_crashes() {
         let first = runs.first().map_or(0, |run| run.start);
         let last = runs.last().map_or(0, |run| run.end);
-        let blows = facts.blows(first, last.saturating_add(super::facts::GRACE));
+        let disruptions = facts.disruptions(first, last.saturating_add(super::facts::GRACE));
         // Three starts that nobody came back from are the rule; not each of them need have come to its handler.
-        let enough = spec.is_killer() || blows >= 3;
-        let text = format!("it was buried for ending processes, after {blows} blows: {}", row.error);
+        let enough = spec.is_killer() || disruptions >= 3;
+        let text =
+            format!("it was buried for ending processes, after {disruptions} disruptions: {}", row.error);
         return (!enough).then_some(text);
     }
     match spec.kind {
-        Kind::Doomed if runs.iter().any(|run| run.said == Some(Said::Dead)) => None,
+        Kind::Doomed if runs.iter().any(|run| run.outcome == Some(HandlerOutcome::Dead)) => None,
         Kind::Worn if row.attempts == crate::arena::WORN_OUT_AFTER => None,
         _ => Some(format!("it is dead after {} attempts: {}", row.attempts, row.error)),
     }
 }
 
-fn absent(spec: &Spec, tx: &Tx<'_>, runs: &[Run<'_>], state: &State, verdict: &mut Verdict) {
+fn check_absent(spec: &Spec, tx: &Tx<'_>, runs: &[Run<'_>], state: &State, verdict: &mut Verdict) {
     let row = state.rows.get(&spec.id);
     if runs.is_empty() && row.is_none() {
         return;
@@ -120,7 +122,7 @@ fn absent(spec: &Spec, tx: &Tx<'_>, runs: &[Run<'_>], state: &State, verdict: &m
     verdict.add(Breach::Phantom, &spec.id, format!("{what}, and was never committed"), proof);
 }
 
-fn booked(spec: &Spec, tx: &Tx<'_>, runs: &[Run<'_>], state: &State, verdict: &mut Verdict) {
+fn check_booked(spec: &Spec, tx: &Tx<'_>, runs: &[Run<'_>], state: &State, verdict: &mut Verdict) {
     let row = state.rows.get(&spec.id);
     let due = state.markers.contains(&spec.id) && row.is_none_or(|row| row.status == 1);
     let times = state.ledger.get(&spec.id).copied().unwrap_or(0);

@@ -6,7 +6,7 @@ use outbox::{Database, Outbox, OutboxBuilder};
 use sqlx::{AssertSqlSafe, MySql, Postgres, Row as _, Sqlite, raw_sql};
 
 /// A database of which the torture test asks things.
-pub trait Base: Database {
+pub trait TestDatabase: Database {
     /// Opens an outbox.
     fn open(builder: OutboxBuilder, url: &str) -> impl Future<Output = outbox::Result<Outbox<Self>>> + Send;
 
@@ -65,12 +65,12 @@ pub struct Column {
     /// Its name.
     pub name: String,
     /// What it holds.
-    pub kind: Type,
+    pub kind: ColumnType,
 }
 
 /// What a column holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Type {
+pub enum ColumnType {
     /// A text, or JSON.
     Text,
     /// A number.
@@ -85,7 +85,7 @@ pub enum Type {
     Other,
 }
 
-impl Type {
+impl ColumnType {
     /// By the name that a database has for it, and by the column's own: SQLite keeps times as texts.
     fn of(column: &str, name: &str) -> Self {
         let name = name.to_lowercase();
@@ -107,11 +107,14 @@ impl Type {
 }
 
 /// The columns of a table that can be written.
-pub async fn columns<DB: Base>(conn: &mut DB::Connection, table: &str) -> Result<Vec<Column>, sqlx::Error> {
+pub async fn columns<DB: TestDatabase>(
+    conn: &mut DB::Connection,
+    table: &str,
+) -> Result<Vec<Column>, sqlx::Error> {
     let lines = DB::texts(conn, &DB::columns_sql(table)).await?;
     let column = |line: &String| {
         let (name, kind) = line.split_once('|')?;
-        Some(Column { name: name.to_owned(), kind: Type::of(name, kind) })
+        Some(Column { name: name.to_owned(), kind: ColumnType::of(name, kind) })
     };
     Ok(lines.iter().filter_map(column).collect())
 }
@@ -121,9 +124,9 @@ fn concat_ws(columns: &[&str]) -> String {
     format!("CONCAT_WS('|', {})", columns.join(", "))
 }
 
-macro_rules! base {
+macro_rules! test_database {
     ($db:ty, $open:ident, $line:expr, { $($rest:tt)* }) => {
-        impl Base for $db {
+        impl TestDatabase for $db {
             $($rest)*
 
             async fn open(builder: OutboxBuilder, url: &str) -> outbox::Result<Outbox<Self>> {
@@ -148,7 +151,7 @@ macro_rules! base {
     };
 }
 
-base!(
+test_database!(
     Postgres,
     postgres,
     |columns| {
@@ -201,7 +204,7 @@ base!(
         }
     }
 );
-base!(MySql, mysql, |columns| format!("CAST({} AS CHAR)", concat_ws(columns)), {
+test_database!(MySql, mysql, |columns| format!("CAST({} AS CHAR)", concat_ws(columns)), {
     const TIMES: &'static [&'static str] = &[
         "NULL",
         "'0000-00-00 00:00:00'",
@@ -229,15 +232,15 @@ base!(MySql, mysql, |columns| format!("CAST({} AS CHAR)", concat_ws(columns)), {
         let mut damage = Vec::new();
         for row in rows {
             let text = |column: usize| -> Result<String, sqlx::Error> { row.try_get(column) };
-            let (table, kind, told) = (text(0)?, text(2)?, text(3)?);
-            if kind.eq_ignore_ascii_case("error") || kind == "status" && told != "OK" {
-                damage.push(format!("{table}: {told}"));
+            let (table, kind, message) = (text(0)?, text(2)?, text(3)?);
+            if kind.eq_ignore_ascii_case("error") || kind == "status" && message != "OK" {
+                damage.push(format!("{table}: {message}"));
             }
         }
         Ok(damage)
     }
 });
-base!(
+test_database!(
     Sqlite,
     sqlite,
     |columns| {
@@ -266,8 +269,8 @@ base!(
         }
 
         async fn damage(conn: &mut Self::Connection, _: &[String]) -> Result<Vec<String>, sqlx::Error> {
-            let told = Self::texts(conn, "PRAGMA integrity_check").await?;
-            Ok(told.into_iter().filter(|text| text != "ok").collect())
+            let reports = Self::texts(conn, "PRAGMA integrity_check").await?;
+            Ok(reports.into_iter().filter(|text| text != "ok").collect())
         }
 
         fn repeated(bytes: u32) -> String {
