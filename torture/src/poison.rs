@@ -1,29 +1,29 @@
-//! Hostile rows: what any program with a connection can insert into the table of events.
+//! Hostile rows: anything that a program with a connection can insert into the table of events.
 //!
-//! The columns are those that the table has, so that none is forgotten when there are more of them. A row has boundary values in one
-//! to three columns, among them those that belong to the relay.
+//! The columns are read from the table, so that new columns are covered too. A row has boundary
+//! values in one to three columns, including those that belong to the relay.
 
 use rand::Rng;
 use rand::rngs::SmallRng;
 
 use crate::database::{Column, ColumnType, TestDatabase};
 
-/// The type of these events, unless that is what is hostile about them.
+/// The type of these events, unless the type itself is hostile.
 pub const EVENT_TYPE: &str = "poison";
 
-/// A row, as the texts of its columns' values in SQL.
+/// A row, with its values as SQL expressions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostileRow {
-    /// Its id.
+    /// The event id.
     pub id: String,
-    /// The columns that are given, and their values.
+    /// Column names and values.
     pub columns: Vec<(String, String)>,
-    /// What is hostile about it.
+    /// Description of the hostile values.
     pub text: String,
 }
 
 impl HostileRow {
-    /// The statement that inserts it.
+    /// The INSERT statement.
     pub fn insert(&self, table: &str) -> String {
         let (names, values): (Vec<&str>, Vec<&str>) =
             self.columns.iter().map(|(name, value)| (name.as_str(), value.as_str())).unzip();
@@ -31,12 +31,13 @@ impl HostileRow {
     }
 }
 
-/// How many keys good events have; some hostile rows have one of these.
+/// Number of ordering keys of the workload; some hostile rows use one of them.
 const KEYS: u32 = 12;
 
-/// Columns that only say what an event is. A row with a hostile value in one of these may have the key of good events: it is due, and is
-/// delivered or dead-lettered, so that nothing waits for it. One that is not due yet, that another relay seems to hold, or whose type no
-/// relay knows yet, holds back its key, as it should.
+/// Columns that only describe an event. A row with a hostile value in one of these columns may use
+/// an ordering key of the workload: it is due, and is delivered or dead-lettered, so it does not
+/// block the key. A row that is not due yet, that seems to be leased by another relay, or whose
+/// type no relay knows, correctly blocks its key.
 const CONTENT: [&str; 11] = [
     "aggregate_type",
     "aggregate_id",
@@ -51,7 +52,7 @@ const CONTENT: [&str; 11] = [
     "expires_at",
 ];
 
-/// A hostile row for a table with these columns.
+/// Generates a hostile row for a table with these columns.
 pub fn row<DB: TestDatabase>(rng: &mut SmallRng, columns: &[Column], number: u64) -> HostileRow {
     let mut id = format!("poison-{number}");
     let mut given: Vec<(String, String)> = vec![
@@ -69,14 +70,14 @@ pub fn row<DB: TestDatabase>(rng: &mut SmallRng, columns: &[Column], number: u64
             id = hostile_id(rng, number);
             DB::quoted(&id)
         } else if name == "seq" {
-            // Greater ones use up the numbers of the table, which is the end of all inserts.
+            // Greater values would exhaust the table's sequence, after which no insert succeeds.
             ["-1", "-9223372036854775808", "-2147483649"][rng.random_range(0..3)].to_owned()
         } else {
             value::<DB>(rng, *kind)
         };
         text.push(format!("{name} {}", shortened(&value)));
         given.retain(|(other, _)| other != name);
-        // Either payload is enough, and both are too many.
+        // An event has either payload, not both.
         if name == "payload_bytes" && rng.random_bool(0.8) {
             given.retain(|(other, _)| other != "payload" && other != "content_type");
             given.push(("content_type".to_owned(), "'text/plain'".to_owned()));
@@ -91,7 +92,7 @@ pub fn row<DB: TestDatabase>(rng: &mut SmallRng, columns: &[Column], number: u64
     HostileRow { id, columns: given, text: text.join("; ") }
 }
 
-/// A row whose payload or headers have so many bytes.
+/// Generates a row with a payload, headers or error of several megabytes.
 pub fn oversized<DB: TestDatabase>(rng: &mut SmallRng, number: u64) -> HostileRow {
     let bytes = rng.random_range(3_000_000..7_000_000_u32);
     let id = format!("oversize-poison-{number}");
@@ -228,7 +229,7 @@ mod tests {
         }
     }
 
-    /// What is not due, or seems to be held, holds back its key with good reason.
+    /// A row that is not due, or seems to be leased, correctly blocks its key.
     #[test]
     fn only_rows_that_are_due_have_the_keys_of_good_events() {
         let mut rng = SmallRng::seed_from_u64(3);

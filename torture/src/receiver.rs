@@ -1,4 +1,4 @@
-//! A receiver of webhooks that can misbehave: too busy, broken, forbidding, silent, slow, or gone in the middle.
+//! A webhook receiver that can misbehave: it rejects, fails, hangs, drips or resets connections.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,28 +12,28 @@ use tokio::sync::watch;
 
 use crate::history::{Op, Writer};
 
-/// The name that its history has.
+/// Process name of the receiver's history.
 pub const PROCESS: &str = "broker-receiver";
 
-/// How it answers.
+/// How the receiver responds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behaviour {
-    /// 200, and the event is taken.
+    /// Responds 200 and accepts the event.
     Correct,
-    /// 429, with a `Retry-After` of so many seconds.
+    /// Responds 429 with a `Retry-After` of this many seconds.
     TooMany(u64),
-    /// Another status.
+    /// Responds with another status.
     Status(u16),
-    /// Not at all.
+    /// Never responds.
     Hang,
-    /// A byte now and then, and never the last one.
+    /// Sends a byte now and then and never completes the response.
     Drip,
-    /// It breaks the connection.
+    /// Resets the connection.
     Reset,
 }
 
 impl Behaviour {
-    /// One of the bad ones.
+    /// Selects a faulty behaviour.
     pub fn bad(random: u64) -> Self {
         match random % 8 {
             0 => Self::TooMany(1 + random / 8 % 3),
@@ -48,14 +48,15 @@ impl Behaviour {
     }
 }
 
-/// How requests are answered: this one of so many misbehaves.
+/// The current behaviour: one in `one_in` requests gets `behaviour`, the others are answered
+/// correctly.
 #[derive(Clone, Copy, Debug)]
 struct ResponseMode {
     behaviour: Behaviour,
     one_in: u64,
 }
 
-/// The receiver.
+/// A running receiver.
 #[derive(Debug)]
 pub struct Receiver {
     port: u16,
@@ -63,7 +64,8 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Starts it; it ends with the runtime. Which events it takes goes into this history.
+    /// Starts the receiver, which runs until the runtime ends. Accepted events are recorded in this
+    /// history.
     pub async fn start(history: Writer) -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let port = listener.local_addr()?.port();
@@ -73,19 +75,19 @@ impl Receiver {
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let serving = serve(stream, modes.clone(), history.clone(), count.clone());
-                // A client that breaks off is no fault of a process here.
+                // A client that disconnects is not an error of the receiver.
                 tokio::spawn(async move { drop(serving.await) });
             }
         });
         Ok(Self { port, mode })
     }
 
-    /// Where events go.
+    /// The URL that events are sent to.
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}/hook", self.port)
     }
 
-    /// From now on one in so many requests is answered like this, the others as they should be.
+    /// From now on one in `one_in` requests gets this behaviour; the others are answered correctly.
     pub fn behave(&self, behaviour: Behaviour, one_in: u64) {
         self.mode.send_replace(ResponseMode { behaviour, one_in: one_in.max(1) });
     }
@@ -113,7 +115,7 @@ async fn serve(
             }
             Behaviour::Status(status) => answer(&mut stream, &format!("{status} No"), "").await?,
             Behaviour::Hang => {
-                // Until there is another mode: then the connection breaks.
+                // Wait for the next mode, then close the connection.
                 mode.changed().await?;
                 return Ok(());
             }
@@ -133,7 +135,8 @@ async fn serve(
     Ok(())
 }
 
-/// Reads a request. The names of its headers are in lower case; nothing if there is none.
+/// Reads a request and returns its headers with lower-case names; `None` if the connection was
+/// closed.
 async fn request(stream: &mut BufReader<TcpStream>) -> Result<Option<HashMap<String, String>>> {
     let mut headers = HashMap::new();
     let mut line = String::new();
@@ -176,7 +179,9 @@ mod tests {
         stream.shutdown().await?;
         let mut answer = String::new();
         let reading = stream.read_to_string(&mut answer);
-        tokio::time::timeout(Duration::from_secs(60), reading).await.expect("it answers, or breaks")?;
+        tokio::time::timeout(Duration::from_secs(60), reading)
+            .await
+            .expect("the receiver answers or closes the connection")?;
         Ok(answer)
     }
 
@@ -192,7 +197,8 @@ mod tests {
         assert!(post(&receiver, "three").await.unwrap().starts_with("HTTP/1.1 503"));
         receiver.behave(Behaviour::Reset, 1);
         assert_ne!(post(&receiver, "four").await.ok().as_deref(), Some("HTTP/1.1 200 OK"));
-        // It hangs at the first of two: once the other is answered, it has read both.
+        // The receiver hangs at the first of two requests: once the other is answered, it has read
+        // both.
         receiver.behave(Behaviour::Hang, 2);
         let (five, six) = (pin!(post(&receiver, "five")), pin!(post(&receiver, "six")));
         let (answered, answer, silent) = match select(five, six).await {

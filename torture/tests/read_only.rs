@@ -1,4 +1,5 @@
-//! A MariaDB of this test's own becomes read-only for a while: nothing is handled twice, and all goes on by itself.
+//! A MariaDB server becomes read-only for a while: no event is handled twice, and the relay resumes
+//! by itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,7 +34,7 @@ async fn a_relay_on_mariadb_resumes_when_the_server_is_writable_again() {
     let mut root = MySqlConnection::connect(&server.direct()).await.unwrap();
     let mut run =
         async |sql: &str| sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut root).await.unwrap();
-    // A user with all rights may write as well.
+    // A user with all privileges may write although the server is read-only.
     run("CREATE USER relay@'127.0.0.1'").await;
     run("GRANT ALL ON test.* TO relay@'127.0.0.1'").await;
     let outbox = Outbox::mysql(&server.direct().replace("root@", "relay@")).await.unwrap();

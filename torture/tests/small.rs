@@ -1,4 +1,4 @@
-//! The torture test itself, small: some seconds, kills and cuts, and nothing wrong in the end.
+//! A short run of the torture test: some seconds, kills and cuts, no violations.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use torture::report;
 use torture::servers::DatabaseKind;
 use torture::world::{Settings, run};
 
-/// Removed in the end, unless something was wrong: then it is said where the histories are.
+/// The folder of histories: removed at the end unless there are violations, whose report names it.
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
@@ -24,10 +24,10 @@ async fn survives(database: DatabaseKind, external: Option<String>, arenas: Vec<
             .filter(|fault| fault.applies_to(database))
             .collect(),
         seed: 1,
-        // The processes start within it.
+        // Includes the start of the processes.
         length: Duration::from_secs(15),
         rate: 10,
-        // One that runs out because the machine is busy with other tests is not what this is about.
+        // Long, so that leases do not expire because the machine is busy with other tests.
         lease: Duration::from_secs(10),
         slow: false,
         folder: folder(&format!("torture-{database}")),
@@ -42,8 +42,8 @@ async fn survives(database: DatabaseKind, external: Option<String>, arenas: Vec<
     let violations = report::violations(outcome.verdicts.values());
     assert!(outcome.is_clean(), "{violations}\nthe histories are in {}", folder.display());
     let counts = &outcome.verdicts[&Arena::Multi].counts;
-    assert!(counts.delivered > 50, "it did something: {counts:?}");
-    assert!(outcome.faults.values().sum::<usize>() >= 2, "something was done to it: {:?}", outcome.faults);
+    assert!(counts.delivered > 50, "too few deliveries: {counts:?}");
+    assert!(outcome.faults.values().sum::<usize>() >= 2, "too few faults: {:?}", outcome.faults);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,5 @@
-//! Joins: counters are what became of the steps, and exactly what should follow does.
+//! Joins: the counters match the outcomes of the steps, and exactly the expected follow-up is
+//! delivered.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         }
     }
     for group in state.joins.keys().filter(|group| !groups.contains_key(group.as_str())) {
-        verdict.add(Breach::Join, group, "there is such a join, and nobody wrote it", Vec::new());
+        verdict.add(Breach::Join, group, "the join exists, and no writer wrote it", Vec::new());
     }
     for (group, (specs, tx)) in groups {
         let is_step = |spec: &&&Spec| !matches!(spec.kind, Kind::Then | Kind::Sorry);
@@ -33,7 +34,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         });
         let found = state.joins.get(group);
         if found != expected.as_ref() {
-            let text = format!("it should be {expected:?} and is {found:?}");
+            let text = format!("expected {expected:?}, found {found:?}");
             let proof = [Some(tx.writing), tx.ended].into_iter().flatten().collect();
             verdict.add(Breach::Join, group, text, proof);
         }
@@ -47,7 +48,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
             let row = state.rows.get(&spec.id);
             let came = runs.iter().any(Run::is_done);
             let extra = !follows && (!runs.is_empty() || row.is_some());
-            // One that still waits is said to be stuck elsewhere.
+            // A pending follow-up is reported as stuck elsewhere.
             let missing =
                 follows && !came && !row.is_some_and(|row| row.is_pending() || row.died_of_crashes());
             if extra || missing {

@@ -1,4 +1,5 @@
-//! The log: every publisher gets every event, in the order of positions, and what is saved never goes back.
+//! The log: every publisher gets every event in order of positions, and saved positions never
+//! decrease.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +25,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         check_published(facts, publisher, &committed, verdict);
         let saved = state.progress.get(publisher).copied().unwrap_or(0);
         if committed.last().is_some_and(|head| saved < *head) {
-            let text = format!("it saved at {saved}, and the log goes on to {:?}", committed.last());
+            let text = format!("its saved position is {saved}, and the log ends at {:?}", committed.last());
             verdict.add(Breach::Stuck, publisher, text, Vec::new());
         }
     }
@@ -41,7 +42,7 @@ fn check_published(facts: &Facts<'_>, publisher: &str, committed: &BTreeSet<i64>
         }
         for position in positions {
             if !committed.contains(position) {
-                let text = format!("position {position} was published, and nobody committed it");
+                let text = format!("position {position} was published, and was never committed");
                 verdict.add(Breach::Phantom, publisher, text, vec![line]);
             }
             if missing.remove(position)
@@ -55,8 +56,9 @@ fn check_published(facts: &Facts<'_>, publisher: &str, committed: &BTreeSet<i64>
                 && before >= *position
                 && !facts.may_have_lost(leadership.0, at.record.t, line.record.t)
             {
-                let text =
-                    format!("{position} came after {before} in one leadership, and nothing had happened");
+                let text = format!(
+                    "{position} came after {before} in one leadership, and the process was not disrupted"
+                );
                 verdict.add(Breach::Position, publisher, text, vec![at, line]);
             }
         }
@@ -74,7 +76,7 @@ fn check_saved(facts: &Facts<'_>, verdict: &mut Verdict) {
         if let Some((before, at)) = last.insert(publisher, (*position, line))
             && before > *position
         {
-            let text = format!("what is saved went back from {before} to {position}");
+            let text = format!("the saved position went back from {before} to {position}");
             verdict.add(Breach::Position, publisher, text, vec![at, line]);
         }
     }

@@ -1,4 +1,5 @@
-//! Order per key: nothing starts before what comes earlier is settled, and nothing comes again after what comes later.
+//! Order per key: no event starts before all earlier ones are settled, and none is redelivered
+//! after a later one.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ struct KeyEvent<'a> {
     runs: &'a [Run<'a>],
     written: u64,
     committed: Option<&'a Line>,
-    /// Its transaction was begun here.
+    /// The line that announces its transaction.
     writing: &'a Line,
 }
 
@@ -47,13 +48,16 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
     }
 }
 
-/// Whoever began to write after another had committed has the greater number.
+/// An event whose writing began after another was committed has the greater sequence number.
 fn check_sequence_numbers(events: &[KeyEvent<'_>], verdict: &mut Verdict) {
     let mut first: Option<&KeyEvent<'_>> = None;
     for event in events.iter().rev() {
         let later = first.filter(|later| later.committed.is_some_and(|line| line.record.t < event.written));
         if let Some(later) = later {
-            let text = format!("{} was committed before it was written, and comes after it", later.id);
+            let text = format!(
+                "{} was committed before this event was written, and has the greater sequence number",
+                later.id
+            );
             let proof = [Some(event.writing), later.committed].into_iter().flatten().collect();
             verdict.add(Breach::Order, event.id, text, proof);
         }
@@ -65,7 +69,7 @@ fn check_sequence_numbers(events: &[KeyEvent<'_>], verdict: &mut Verdict) {
 }
 
 fn check_one_at_a_time(facts: &Facts<'_>, events: &[KeyEvent<'_>], state: &State, verdict: &mut Verdict) {
-    // What was settled last of all that comes before.
+    // The earlier event that was settled last.
     let mut settled: Option<(u64, &KeyEvent<'_>)> = None;
     for event in events {
         if let (Some((when, before)), Some(run)) = (settled, event.runs.first())
@@ -87,8 +91,9 @@ fn check_one_at_a_time(facts: &Facts<'_>, events: &[KeyEvent<'_>], state: &State
     }
 }
 
-/// One that comes again after later ones of its key had started was not settled, and so they were not: they come again after it, or
-/// whoever goes by the last one is left with the wrong one.
+/// An event that is redelivered after later events of its key had started was not settled, so the
+/// later ones were not settled either. They must be redelivered after it, or a consumer that keeps
+/// the last state ends with the wrong one.
 fn check_redelivery(
     facts: &Facts<'_>,
     event: &KeyEvent<'_>,
@@ -103,22 +108,22 @@ fn check_redelivery(
         rest.iter().take_while(|later| later.runs.first().is_some_and(|first| first.start < run.start));
     for later in started {
         if !later.runs.iter().any(|again| again.start > run.start) {
-            let text = format!("it came again after {} of the same key, which did not", later.id);
+            let text = format!("it was redelivered after {} of the same key, which was not", later.id);
             let proof = [lines_of(event.runs), lines_of(later.runs)].concat();
             verdict.add(Breach::Order, event.id, text, proof);
         }
     }
 }
 
-/// When it can first have been settled.
+/// The earliest time at which the event can have been settled.
 fn settled_at(event: &KeyEvent<'_>, state: &State) -> u64 {
     let settles = |run: &&Run<'_>| match run.outcome {
         Some(HandlerOutcome::Done | HandlerOutcome::Dead) => true,
         Some(HandlerOutcome::Failed) => event.spec.kind == Kind::Worn && run.attempt >= WORN_OUT_AFTER,
         _ => false,
     };
-    // An event that was dead-lettered for ending processes was given up after it was last started. What
-    // a process that was stopped meanwhile says of it comes too late, or the row would not be dead.
+    // An event that was dead-lettered for crashing processes was given up after its last start. The
+    // verdict of a process that was stopped meanwhile comes too late, or the row would not be dead.
     let died_of_crashes = state.rows.get(event.id).is_some_and(Row::died_of_crashes);
     let crashed = died_of_crashes.then(|| event.runs.last().map_or(0, |run| run.start));
     let finished = || event.runs.iter().filter(settles).map(|run| run.end).min();

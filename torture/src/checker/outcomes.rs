@@ -1,4 +1,4 @@
-//! What became of each event: delivered, dead as it should be, or never there.
+//! Outcome of each event: delivered, correctly dead-lettered, or never committed.
 
 use super::facts::{Facts, Run, Tx, lines_of};
 use super::{Breach, Verdict};
@@ -26,7 +26,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
     }
     for (id, runs) in &facts.runs {
         if !facts.specs.contains_key(id) {
-            verdict.add(Breach::Phantom, id, "it was delivered, and nobody wrote it", lines_of(runs));
+            verdict.add(Breach::Phantom, id, "it was delivered, and no writer wrote it", lines_of(runs));
         }
         let ended_badly =
             |run: &&Run<'_>| matches!(run.outcome, Some(HandlerOutcome::Failed | HandlerOutcome::Panicked));
@@ -41,23 +41,25 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         verdict.add(Breach::Ledger, "account", text, Vec::new());
     }
     for (id, row) in state.rows.iter().filter(|(id, row)| row.is_pending() && !facts.is_foreign(id)) {
-        let text =
-            format!("it still waits, with status {}, {} attempts: {}", row.status, row.attempts, row.error);
+        let text = format!(
+            "it is still pending, with status {}, {} attempts: {}",
+            row.status, row.attempts, row.error
+        );
         verdict.add(Breach::Stuck, id, text, lines_of(facts.runs_of(id)));
     }
 }
 
-/// What the writer was told, against the markers.
+/// Checks the result that the writer saw against the markers.
 fn check_commit_report(tx: &Tx<'_>, state: &State, verdict: &mut Verdict) {
     let marked: Vec<&Spec> =
         tx.specs.iter().filter(|spec| !matches!(spec.kind, Kind::Then | Kind::Sorry)).collect();
     let there = marked.iter().filter(|spec| state.markers.contains(&spec.id)).count();
     let proof = || [Some(tx.writing), tx.ended].into_iter().flatten().collect::<Vec<&Line>>();
     let wrong = match tx.how {
-        _ if there > 0 && there < marked.len() => "half of its transaction is there",
-        Some(Commit::Committed) if there == 0 => "its commit was confirmed, and it is not there",
-        Some(Commit::RolledBack) if there > 0 => "it was rolled back, and is there",
-        Some(Commit::Failed) if there > 0 => "its transaction was said to have failed, and it is there",
+        _ if there > 0 && there < marked.len() => "its transaction was committed in part",
+        Some(Commit::Committed) if there == 0 => "its commit was confirmed, and it is missing",
+        Some(Commit::RolledBack) if there > 0 => "it was rolled back, and is committed",
+        Some(Commit::Failed) if there > 0 => "its transaction was reported as failed, and it is committed",
         _ => return,
     };
     verdict.add(Breach::Misreported, &marked[0].id, wrong, proof());
@@ -80,7 +82,7 @@ fn check_committed(
         return;
     }
     if row.is_some_and(Row::is_pending) {
-        return; // Stuck; said elsewhere.
+        return; // Reported as stuck below.
     }
     if spec.kind.must_die() || spec.is_killer() {
         let text = format!("it should be dead, and its row is {row:?}");
@@ -89,20 +91,21 @@ fn check_committed(
         let text = format!("it was committed and never handled to the end; its row is {row:?}");
         verdict.add(Breach::Lost, &spec.id, text, proof());
     } else if row.is_none() && facts.arena.keeps_rows() {
-        verdict.add(Breach::Lost, &spec.id, "its row is gone, and rows are kept here", proof());
+        verdict.add(Breach::Lost, &spec.id, "its row is missing, and this arena keeps rows", proof());
     }
 }
 
-/// Why it should not be dead.
+/// Explains why an event should not be dead; `None` if it should be.
 fn wrongly_dead(facts: &Facts<'_>, spec: &Spec, runs: &[Run<'_>], row: &Row) -> Option<String> {
     if row.died_of_crashes() {
         let first = runs.first().map_or(0, |run| run.start);
         let last = runs.last().map_or(0, |run| run.end);
         let disruptions = facts.disruptions(first, last.saturating_add(super::facts::GRACE));
-        // Three starts that nobody came back from are the rule; not each of them need have come to its handler.
+        // Three starts without an outcome dead-letter an event; not every start need have reached
+        // the handler.
         let enough = spec.is_killer() || disruptions >= 3;
         let text =
-            format!("it was buried for ending processes, after {disruptions} disruptions: {}", row.error);
+            format!("it was dead-lettered for crashes, after {disruptions} disruptions: {}", row.error);
         return (!enough).then_some(text);
     }
     match spec.kind {

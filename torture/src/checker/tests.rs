@@ -1,4 +1,5 @@
-//! The checker itself: a good history is accepted, and whatever is planted into it is caught.
+//! Tests of the checker: a good history is accepted, and every violation that is planted into it is
+//! found.
 
 mod broker;
 mod foreign;
@@ -10,13 +11,13 @@ use crate::work::{Kind, Spec};
 
 const SECOND: u64 = 1_000_000;
 
-/// A history that can be tampered with.
+/// A history that tests modify.
 #[derive(Clone, Default)]
 struct TestHistory {
     records: Vec<Record>,
     state: State,
     runs: u64,
-    /// The next place in the table.
+    /// The last sequence number.
     seq: i64,
 }
 
@@ -29,7 +30,7 @@ impl TestHistory {
         self.records.push(Record { t, p: p.to_owned(), op });
     }
 
-    /// A transaction that was committed, at this moment.
+    /// A transaction that is committed at this moment.
     fn committed(&mut self, t: u64, specs: &[Spec]) {
         let tx = format!("tx-{}", specs[0].id);
         self.record(t, W, Op::Writing { tx: tx.clone(), events: specs.to_vec() });
@@ -47,7 +48,7 @@ impl TestHistory {
         self.state.rows.insert(spec.id.clone(), row);
     }
 
-    /// A run of a handler, which takes a millisecond.
+    /// A run of a handler that takes a millisecond.
     fn run(&mut self, t: u64, p: &str, id: &str, how: HandlerOutcome) {
         self.run_until(t, t + 1_000, p, id, how);
     }
@@ -86,7 +87,7 @@ impl TestHistory {
         check(arena, &records.into_iter().map(line).collect::<Vec<_>>(), &self.state)
     }
 
-    /// What is found: nothing, if all is well.
+    /// Asserts which violations are found.
     #[track_caller]
     fn finds(&self, expected: &[Breach]) {
         self.finds_on(Arena::Multi, expected);
@@ -109,7 +110,7 @@ fn keyed(id: &str) -> Spec {
     Spec { key: Some("k".to_owned()), ..plain(id) }
 }
 
-/// Something of everything, and nothing wrong with it.
+/// A history with an example of everything and without violations.
 fn good() -> TestHistory {
     let mut history = TestHistory::default();
     let rolled_back = plain("rolled-back");
@@ -221,11 +222,11 @@ fn phantoms_are_caught() {
 }
 
 #[test]
-fn a_writer_that_was_told_a_lie_is_believed() {
+fn a_wrong_commit_result_is_caught() {
     let mut history = good();
     history.state.markers.remove("one");
     history.state.rows.remove("one");
-    // It was delivered as well, and is not there.
+    // The event was delivered, so it is a phantom as well.
     history.finds(&[Breach::Phantom, Breach::Misreported]);
     let mut history = good();
     history.state.markers.insert("rolled-back".to_owned());
@@ -233,7 +234,7 @@ fn a_writer_that_was_told_a_lie_is_believed() {
 }
 
 #[test]
-fn what_still_waits_is_caught() {
+fn an_event_that_is_still_pending_is_caught() {
     let mut history = good();
     history.state.rows.get_mut("one").unwrap().status = 2;
     history.finds(&[Breach::Stuck]);
@@ -256,7 +257,7 @@ fn a_duplicate_without_a_cause_is_caught_and_one_with_a_cause_is_counted() {
         hit.window(fault, B, 2 * SECOND, 3 * SECOND);
         hit.finds(&[]);
     }
-    // Long after, or to somebody else, or nothing that could be a reason.
+    // Too late, to another process, or a fault that cannot be the cause.
     for (fault, whom, when) in [("cut", B, 20), ("cut", A, 2), ("clock", B, 2), ("outage", B, 2)] {
         let mut hit = history.clone();
         hit.window(fault, whom, when * SECOND, when * SECOND + 1);
@@ -302,7 +303,7 @@ fn an_event_that_starts_after_a_failure_of_the_one_before_it_is_caught() {
 }
 
 #[test]
-fn what_comes_again_after_a_later_one_of_its_key_brings_that_one_along() {
+fn an_event_that_is_redelivered_after_a_later_one_of_its_key_needs_that_one_redelivered_too() {
     let mut history = good();
     history.committed(8_000, &[keyed("k4"), keyed("k5")]);
     let died = "multi-relay-3.1";
@@ -318,7 +319,7 @@ fn what_comes_again_after_a_later_one_of_its_key_brings_that_one_along() {
 }
 
 #[test]
-fn numbers_that_do_not_follow_commits_are_caught() {
+fn sequence_numbers_that_do_not_follow_commits_are_caught() {
     let mut history = good();
     for (id, seq) in [("k2", 900), ("k3", 800)] {
         history.state.rows.get_mut(id).unwrap().seq = seq;
@@ -353,7 +354,7 @@ fn an_overlap_is_caught_unless_the_lease_had_run_out() {
 }
 
 #[test]
-fn what_a_killed_process_had_started_ends_with_it() {
+fn a_run_ends_with_its_killed_process() {
     let mut history = good();
     history.committed(9_000, &[plain("cut-short")]);
     history.begin(10 * SECOND, "multi-relay-3.1", "cut-short");
@@ -378,7 +379,7 @@ fn an_event_that_is_dead_for_no_reason_is_caught() {
 }
 
 #[test]
-fn an_event_is_buried_only_after_three_blows() {
+fn an_event_is_dead_lettered_for_crashes_only_after_three_disruptions() {
     let mut history = good();
     let row = history.state.rows.get_mut("one").unwrap();
     (row.status, row.error) = (3, "was started 3 times and never came back".to_owned());
@@ -389,9 +390,9 @@ fn an_event_is_buried_only_after_three_blows() {
     history.finds(&[]);
 }
 
-/// Its last holder was stopped for longer than its lease, and finished when the event was dead.
+/// The last holder was stopped for longer than its lease, and finished when the event was dead.
 #[test]
-fn a_verdict_that_comes_after_a_burial_settles_nothing() {
+fn a_verdict_that_comes_after_the_dead_letter_settles_nothing() {
     let mut history = good();
     history.committed(8_000, &[keyed("killer"), keyed("next")]);
     history.run_until(4 * SECOND, 31 * SECOND, A, "killer", HandlerOutcome::Done);
@@ -469,7 +470,7 @@ fn positions_that_are_skipped_or_go_back_are_caught() {
 }
 
 #[test]
-fn a_process_that_ends_by_itself_is_caught() {
+fn a_process_that_ends_unexpectedly_is_caught() {
     let mut history = good();
     history.gone(7 * SECOND, "multi-relay-9.1", "exit code 101", false);
     history.finds(&[Breach::Process]);

@@ -1,4 +1,4 @@
-//! Handlers that do what the event finish, and write down that they did.
+//! Handlers that do what an event's spec says and record each run.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use crate::database::TestDatabase;
 use crate::history::{HandlerOutcome, Op, Writer};
 use crate::work::{Kind, Spec};
 
-/// What all handlers of a process share.
+/// Shared by all handlers of a process.
 #[derive(Clone, Debug)]
 pub struct RecordingHandler {
     history: Arc<Writer>,
     runs: Arc<AtomicU64>,
-    /// Where it is noted how often an event has ended its process.
+    /// Holds marker files that count how often an event has aborted its process.
     folder: PathBuf,
 }
 
 impl RecordingHandler {
-    /// Of a process.
+    /// Creates the handler of a process.
     pub fn new(history: Arc<Writer>, folder: PathBuf) -> Self {
         Self { history, runs: Arc::default(), folder }
     }
@@ -34,7 +34,8 @@ impl RecordingHandler {
         RunRecord { run, history: self.history.clone(), outcome: Some(HandlerOutcome::Dropped) }
     }
 
-    /// How often this event has ended a process; counts one more if that is fewer than it may.
+    /// Whether to abort the process now: creates the next marker file unless the event has aborted
+    /// as often as its spec says.
     fn must_abort(&self, spec: &Spec) -> bool {
         (0..spec.aborts).any(|n| {
             let mark = self.folder.join(format!("{}.abort{n}", spec.id));
@@ -43,7 +44,7 @@ impl RecordingHandler {
     }
 }
 
-/// A run of a handler. However it ends, that is written down.
+/// Records the end of a handler's run, however it ends.
 struct RunRecord {
     run: u64,
     history: Arc<Writer>,
@@ -75,7 +76,7 @@ impl Handler for RecordingHandler {
         if self.must_abort(&spec) {
             std::process::abort();
         }
-        // The attempts that are to fail come first, then those that panic.
+        // Failing attempts come first, then panicking ones.
         let attempt = cx.attempt();
         if spec.kind == Kind::Doomed {
             run.finish(HandlerOutcome::Dead);
@@ -83,15 +84,15 @@ impl Handler for RecordingHandler {
         }
         if spec.kind == Kind::Worn || attempt <= spec.fails {
             run.finish(HandlerOutcome::Failed);
-            return Err(Failure::retry("as it was options"));
+            return Err(Failure::retry("failed as its spec says"));
         }
-        assert!(attempt > spec.fails + spec.panics, "as it was options");
+        assert!(attempt > spec.fails + spec.panics, "panicked as its spec says");
         run.finish(HandlerOutcome::Done);
         Ok(Outcome::Done)
     }
 }
 
-/// Handles rows that are not part of the work: whatever they hold, they are done.
+/// Handles rows that are not part of the workload: always succeeds.
 #[derive(Clone, Debug)]
 pub struct ForeignHandler(pub RecordingHandler);
 
@@ -106,7 +107,7 @@ impl Handler for ForeignHandler {
 /// Books an event in the transaction that settles it.
 #[derive(Debug)]
 pub struct BookHandler {
-    /// What all handlers share.
+    /// Shared by all handlers of the process.
     pub handler: RecordingHandler,
     /// The table of events.
     pub table: String,

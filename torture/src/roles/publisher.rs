@@ -1,4 +1,4 @@
-//! A publisher of the log that writes down what it gets.
+//! A publisher of the log that records the positions it receives.
 
 use std::sync::Arc;
 

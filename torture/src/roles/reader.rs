@@ -1,4 +1,4 @@
-//! A consumer behind the broker: writes down what arrives, and books it once, by its inbox.
+//! A consumer behind the broker: records each arrival and books each event once, by its inbox.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub const CONSUMER: &str = "reader";
 /// The subject of events.
 pub const SUBJECT: &str = "torture.{type}";
 
-/// Makes the stream. It forgets ids soon: what comes twice is to be seen.
+/// Creates the stream. Its duplicate window is short so that duplicates become visible.
 pub async fn make_stream(broker: &str) -> Result<()> {
     let jetstream = jetstream::new(async_nats::connect(broker).await?);
     let config = jetstream::stream::Config {
@@ -41,7 +41,7 @@ pub async fn make_stream(broker: &str) -> Result<()> {
     Ok(())
 }
 
-/// How many messages the reader has not read or not acknowledged.
+/// Number of messages that are not delivered or not acknowledged.
 pub async fn left(broker: &str) -> Result<u64> {
     let jetstream = jetstream::new(async_nats::connect(broker).await?);
     let stream = jetstream.get_stream(STREAM).await?;
@@ -56,9 +56,9 @@ pub async fn run<DB: TestDatabase>(options: &ProcessOptions) -> Result<()> {
     let reading = async {
         let outbox = options.open::<DB>().await;
         loop {
-            // The broker comes and goes.
+            // The broker may be down.
             if let Err(error) = read(options, &outbox, &history).await {
-                tracing::warn!(error = format!("{error:#}"), "the broker is away");
+                tracing::warn!(error = format!("{error:#}"), "cannot read from the broker; retrying");
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
@@ -93,7 +93,7 @@ async fn read<DB: TestDatabase>(
         match book(options, outbox, &id).await {
             Ok(()) => message.ack().await.map_err(|e| anyhow!("{e}"))?,
             Err(error) => {
-                tracing::warn!(%error, "not booked yet");
+                tracing::warn!(%error, "booking failed; the message will be redelivered");
                 let later = AckKind::Nak(Some(Duration::from_millis(200)));
                 message.ack_with(later).await.map_err(|e| anyhow!("{e}"))?;
             }

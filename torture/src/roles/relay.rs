@@ -1,4 +1,4 @@
-//! A relay of the library, with handlers that write down what they see.
+//! A library relay with handlers that record their runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::history::Writer;
 use crate::poison;
 use crate::work::Kind;
 
-/// Relays until SIGTERM.
+/// Runs a relay until SIGTERM.
 pub async fn run<DB: TestDatabase>(options: &ProcessOptions) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let history = Arc::new(Writer::new(&options.folder, &options.process)?);
@@ -32,18 +32,19 @@ pub async fn run<DB: TestDatabase>(options: &ProcessOptions) -> Result<()> {
     stop(relay).await
 }
 
-/// Stops a relay. What it cannot give back, because the database is away just now, is free when the leases run out.
+/// Stops a relay. Events that it cannot release because the database is unreachable become
+/// available when their leases expire.
 pub(super) async fn stop(relay: Relay) -> Result<()> {
     match relay.stop().await {
         Err(error) if error.is_transient() => {
-            tracing::warn!(%error, "could not give back everything");
+            tracing::warn!(%error, "could not release all leases");
             Ok(())
         }
         result => Ok(result?),
     }
 }
 
-/// Starts a relay as the arena wants it. The database may be away just now: then tries until it is back.
+/// Starts a relay in the arena's mode; retries while the database is unreachable.
 pub(super) async fn start<DB: TestDatabase>(
     outbox: &Outbox<DB>,
     options: &ProcessOptions,
@@ -53,7 +54,7 @@ pub(super) async fn start<DB: TestDatabase>(
         match build(outbox, options, history).start().await {
             Ok(relay) => return relay,
             Err(error) => {
-                tracing::warn!(%error, "cannot start yet");
+                tracing::warn!(%error, "cannot start the relay; retrying");
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }
         }

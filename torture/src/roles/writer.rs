@@ -1,4 +1,5 @@
-//! A writer: transactions of a business, with a marker for each event that says whether it was committed.
+//! A writer: business transactions with a marker row for each event, which proves whether the event
+//! was committed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,10 +16,10 @@ use crate::database::TestDatabase;
 use crate::history::{Commit, Op, Writer};
 use crate::work::{Kind, Mix, Spec, TxPlan};
 
-/// How many write at once.
+/// Number of concurrent transactions.
 const WRITE_TASKS: u64 = 6;
 
-/// Writes until it is options to be quiet, and ends by SIGTERM. One that is hot runs a relay of its own.
+/// Writes until the stop file exists, and ends on SIGTERM. A hot writer also runs a relay.
 pub async fn run<DB: TestDatabase>(options: &ProcessOptions, hot: bool) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let history = Arc::new(Writer::new(&options.folder, &options.process)?);
@@ -89,7 +90,7 @@ impl<DB: TestDatabase> WriteTask<DB> {
         }
     }
 
-    /// Makes a transaction.
+    /// Runs one transaction.
     async fn run_tx(&self, plan: &TxPlan) -> (Commit, Option<String>) {
         let made = async {
             let mut tx = self.outbox.begin().await?;
@@ -102,7 +103,7 @@ impl<DB: TestDatabase> WriteTask<DB> {
             Err(error) => return (Commit::Failed, Some(error.to_string())),
         };
         if plan.roll_back {
-            // If that fails its connection is gone, and with it the transaction.
+            // If the rollback fails, the connection is lost and the server rolls back.
             let error = tx.rollback().await.err();
             return (Commit::RolledBack, error.map(|error| error.to_string()));
         }

@@ -1,4 +1,4 @@
-//! Databases of our own, which can be ended and started at will.
+//! Databases that the torture test starts, crashes and restarts.
 //!
 //! Only installed programs are used; `cargo xtask torture` installs them.
 
@@ -33,10 +33,10 @@ pub enum DatabaseKind {
 }
 
 impl DatabaseKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Postgres, Self::Mariadb, Self::Sqlite];
 
-    /// As it is written.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sqlite => "sqlite",
@@ -61,17 +61,17 @@ impl FromStr for DatabaseKind {
     }
 }
 
-/// A database that is tortured.
+/// A database under test.
 #[derive(Debug)]
 pub struct Server {
-    /// What it is.
+    /// Kind of database.
     pub kind: DatabaseKind,
-    /// The disk that it is on, if it can be filled.
+    /// Its disk, if the disk can be filled.
     pub disk: Option<Disk>,
     home: PathBuf,
-    /// Where it is, if it is a server.
+    /// Port of the server; unused for SQLite.
     pub port: u16,
-    /// What goes before the names of tables.
+    /// Prefix of table names.
     pub prefix: String,
     external: Option<String>,
     process: Option<Process>,
@@ -79,7 +79,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A new one, on a small disk of its own if it should be possible to fill it.
+    /// Starts a new database, on its own small disk if the disk is to be filled.
     pub async fn start(kind: DatabaseKind, guard: &Guard, small_disk: bool) -> Result<Self> {
         let home = guard.folder().join(kind.name());
         std::fs::create_dir(&home)?;
@@ -103,7 +103,8 @@ impl Server {
         Ok(server)
     }
 
-    /// One that somebody else started, and that cannot be ended; with tables of our own.
+    /// Uses a server that is already running and cannot be restarted; its tables get a unique
+    /// prefix.
     pub fn external(kind: DatabaseKind, url: &str, guard: &Guard) -> Result<Self> {
         let address = url.rsplit('@').next().unwrap_or(url);
         let port = address.split(['/', '?']).next().and_then(|host| host.rsplit(':').next());
@@ -120,12 +121,12 @@ impl Server {
         })
     }
 
-    /// Whether it can be ended.
+    /// Whether the torture test started the server and may restart it.
     pub fn is_managed(&self) -> bool {
         self.external.is_none()
     }
 
-    /// Its address, by this port.
+    /// URL of the database, through this port.
     pub fn url(&self, port: u16) -> String {
         match (&self.external, self.kind) {
             (Some(url), _) => url.replace(&format!(":{}", self.port), &format!(":{port}")),
@@ -135,21 +136,21 @@ impl Server {
         }
     }
 
-    /// Its address, without anything in between.
+    /// URL of the database, without a proxy.
     pub fn direct(&self) -> String {
         self.url(self.port)
     }
 
-    /// Ends it on the spot, as a power failure would.
+    /// Crashes the server, as a power failure would.
     pub async fn down(&mut self) {
         if let Some(mut process) = self.process.take() {
-            // PostgreSQL's "immediate" is a crash that gives its shared memory back.
+            // PostgreSQL's immediate shutdown is a crash that releases its shared memory.
             let signal = if self.kind == DatabaseKind::Postgres { Signal::QUIT } else { Signal::KILL };
             process.end(signal, Duration::from_secs(20)).await;
         }
     }
 
-    /// Starts it, if it does not run.
+    /// Starts the server if it is not running.
     pub async fn up(&mut self) -> Result<()> {
         if self.kind == DatabaseKind::Sqlite || !self.is_managed() || self.runs() {
             return Ok(());
@@ -169,14 +170,14 @@ impl Server {
         Ok(())
     }
 
-    /// Whether its process is there.
+    /// Whether the server's process is running.
     pub fn runs(&mut self) -> bool {
         self.process.as_mut().is_some_and(|process| process.ended().is_none())
     }
 
     fn command(&self) -> Result<Command> {
         match self.kind {
-            DatabaseKind::Sqlite => bail!("SQLite is no server"),
+            DatabaseKind::Sqlite => bail!("SQLite has no server"),
             DatabaseKind::Postgres => postgres::serve(&self.home, self.port),
             DatabaseKind::Mariadb => mariadb::serve(&self.home, self.port),
         }
@@ -191,7 +192,8 @@ impl Server {
     }
 }
 
-/// A port below those that the system gives to outgoing connections: one of these could take it while the server restarts.
+/// Finds a free port below the ephemeral range: an outgoing connection could take an ephemeral port
+/// while the server restarts.
 fn free_port() -> Result<u16> {
     for _ in 0..1_000 {
         let port = rand::random_range(15_000..20_000);
@@ -202,11 +204,11 @@ fn free_port() -> Result<u16> {
     bail!("no free port on 127.0.0.1 from 15000 to 20000")
 }
 
-/// The number of an account or of its group.
+/// User or group id of an account.
 fn account(option: &str, name: &str) -> Result<u32> {
     let output = Command::new("id").args([option, name]).output().context("cannot run `id`")?;
     let number = String::from_utf8_lossy(&output.stdout);
-    number.trim().parse().with_context(|| format!("there is no account {name}"))
+    number.trim().parse().with_context(|| format!("account {name} not found"))
 }
 
 fn is_root() -> bool {

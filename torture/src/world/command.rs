@@ -1,4 +1,4 @@
-//! How the process of a slot is run.
+//! Builds the command line of a slot's process.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -28,13 +28,13 @@ impl World {
             let file = self.clock_file(slot);
             std::fs::write(&file, "+0")?;
             command.env("LD_PRELOAD", library).env("FAKETIME_TIMESTAMP_FILE", file);
-            // Timers go on as they do when somebody sets the clock of a machine.
+            // Monotonic timers are not shifted, as when an administrator sets a machine's clock.
             command.env("FAKETIME_NO_CACHE", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         }
         Ok(command)
     }
 
-    /// What the clock of a slot's process is off by.
+    /// File that holds the clock offset of a slot's process.
     pub(super) fn clock_file(&self, slot: &Slot) -> PathBuf {
         self.guard.folder().join(format!("{}.clock", slot.name))
     }
@@ -114,7 +114,7 @@ to = "broker"
     }
 }
 
-/// The publisher and the route of events that go to a webhook.
+/// Publisher and route of events that go to a webhook.
 fn hook(receiver: &Receiver) -> String {
     format!(
         r#"
@@ -130,7 +130,7 @@ to = "hook"
     )
 }
 
-/// The same in every run, unlike the standard one.
+/// FNV-1a: the same in every run, unlike the standard library's hash.
 fn hash(text: &str) -> u64 {
     text.bytes().fold(14_695_981_039_346_656_037, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(1_099_511_628_211)

@@ -1,4 +1,4 @@
-//! The end: nobody writes any more, everything settles, all processes stop.
+//! The end of a run: writers stop, relays finish the remaining work, all processes stop.
 
 use std::time::{Duration, Instant};
 
@@ -11,21 +11,21 @@ use crate::by_url;
 use crate::roles::{WRITING_STOPPED, reader};
 use crate::state::left;
 
-/// How long nothing may become less of what is left: many times what leases and retries add up to. How long all of it takes depends on
-/// how much has piled up behind handlers that are slow, one after another in each key.
+/// Time limit without progress: many times the sum of leases and retries. The total time depends on
+/// the backlog behind slow handlers, which run one after another within a key.
 const STALL_TIMEOUT: Duration = Duration::from_secs(240);
 
-/// How long all of it may take, however it becomes less.
+/// Total time limit, even with progress.
 const MAX_DRAIN: Duration = Duration::from_secs(1_200);
 
-/// After so long without progress it is looked whether the database's own files are whole.
+/// After this time without progress the database's files are checked for damage.
 const INTEGRITY_CHECK_AFTER: Duration = Duration::from_secs(30);
 
-/// How long the database may take to say what is left.
+/// Time limit for the query that counts the remaining work.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl World {
-    /// Waits until nothing is left to do.
+    /// Waits until no work is left.
     pub(super) async fn drain(&self) -> Result<()> {
         std::fs::write(self.settings.folder.join(WRITING_STOPPED), "")?;
         let (mut deadline, mut fewest) = (Instant::now() + STALL_TIMEOUT, u64::MAX);
@@ -36,7 +36,7 @@ impl World {
             tokio::time::sleep(Duration::from_millis(500)).await;
             let left = match tokio::time::timeout(QUERY_TIMEOUT, self.left()).await {
                 Ok(left) => left,
-                Err(_) => Err(anyhow!("no answer within {} s", QUERY_TIMEOUT.as_secs())),
+                Err(_) => Err(anyhow!("the database did not answer within {} s", QUERY_TIMEOUT.as_secs())),
             };
             match &left {
                 Ok(left) if left.iter().all(|(_, left)| *left == 0) => idle_polls += 1,
@@ -54,12 +54,12 @@ impl World {
                     bail!("the database is damaged: {}", damage.join("; "));
                 }
             }
-            // Writers may have been in the middle of something.
+            // Several polls, since a writer may still be in the middle of a transaction.
             if idle_polls >= 4 {
                 return Ok(());
             }
             if Instant::now() > deadline.min(end) {
-                bail!("this is left, and does not become less: {left:?}");
+                bail!("no progress; remaining work: {left:?}");
             }
         }
     }
@@ -76,7 +76,7 @@ impl World {
         Ok(all)
     }
 
-    /// Stops everybody by SIGTERM: that is no failure of anybody.
+    /// Stops all processes by SIGTERM; these exits are expected.
     pub(super) async fn stop(&self) {
         self.stopping.store(true, std::sync::atomic::Ordering::SeqCst);
         let ends = self.slots.iter().map(|slot| async {

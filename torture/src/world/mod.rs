@@ -1,4 +1,4 @@
-//! The world: databases, a broker, processes, and what is done to them.
+//! The test environment: databases, a broker, processes, and the nemesis that injects faults.
 
 mod command;
 mod drain;
@@ -30,54 +30,54 @@ use crate::{by_url, report};
 use slot::{ProcessKind, Slot};
 use tail::Tail;
 
-/// What to do.
+/// Settings of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Which database.
+    /// Kind of database.
     pub database: DatabaseKind,
-    /// One that somebody else has started.
+    /// URL of a server that is already running, if the run should use one.
     pub external: Option<String>,
-    /// Which arenas.
+    /// Arenas to run.
     pub arenas: Vec<Arena>,
-    /// Which faults.
+    /// Faults to inject.
     pub faults: Vec<Fault>,
-    /// What the plan follows from.
+    /// Seed of the plan.
     pub seed: u64,
-    /// How long faults go on.
+    /// How long faults are injected.
     pub length: Duration,
-    /// Transactions a second, of each writer.
+    /// Transactions per second of each writer.
     pub rate: u32,
-    /// How long leases last.
+    /// Duration of leases.
     pub lease: Duration,
     /// Whether some handlers take longer than a lease.
     pub slow: bool,
-    /// Where histories go. Removed if all is well, unless they are to be kept.
+    /// Folder for histories. Removed after a run without violations, unless `keep` is set.
     pub folder: PathBuf,
-    /// Whether to keep them in any case.
+    /// Whether to keep the histories in any case.
     pub keep: bool,
-    /// The program that plays the roles.
+    /// The torture program, which each process runs.
     pub program: PathBuf,
     /// The command `outbox`.
     pub outbox: PathBuf,
-    /// The library that shifts clocks, if it is there.
+    /// Path of libfaketime, if installed.
     pub faketime: Option<PathBuf>,
-    /// Whether to say how it goes.
+    /// Whether to print progress.
     pub verbose: bool,
 }
 
-/// What came out.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What the checker says of each arena.
+    /// Verdict of the checker for each arena.
     pub verdicts: BTreeMap<Arena, Verdict>,
-    /// How often each fault was done.
+    /// Number of injections of each fault.
     pub faults: BTreeMap<Fault, usize>,
-    /// What the database says of its own files: nothing, if they are whole. What the checker found may follow from it.
+    /// Damage to the database's own files; empty if they are intact. Damage may explain violations.
     pub damage: Vec<String>,
 }
 
 impl Outcome {
-    /// Whether nothing happened that must not.
+    /// Whether there are neither violations nor damage.
     pub fn is_clean(&self) -> bool {
         self.damage.is_empty() && self.verdicts.values().all(|verdict| verdict.violations.is_empty())
     }
@@ -92,26 +92,26 @@ pub(crate) struct World {
     prefix: String,
     broker: Mutex<Option<outbox_testbed::Server>>,
     broker_url: String,
-    /// In between, if there is one.
+    /// The pooler between processes and database, if there is one.
     pooler: Mutex<Option<Pooler>>,
-    /// Where webhooks go, if there are any.
+    /// The webhook receiver, if there is one.
     receiver: Option<Receiver>,
-    /// How many hostile rows there were.
+    /// Number of hostile rows so far.
     foreign: AtomicU64,
     slots: Vec<Arc<Mutex<Slot>>>,
-    /// What each of them is for: known while somebody else has the slot.
+    /// Kinds of the slots, readable while a slot is locked.
     kinds: Vec<ProcessKind>,
-    /// The newest type of events that anybody knows.
+    /// The newest generation of event types.
     generation: AtomicU32,
-    /// One rolling restart at a time.
+    /// Allows one rolling restart at a time.
     upgrading: Mutex<()>,
-    /// Nobody is started any more.
+    /// Set at the end: no process is started any more.
     stopping: AtomicBool,
     injected: std::sync::Mutex<BTreeMap<Fault, usize>>,
     guard: Guard,
 }
 
-/// Runs it from beginning to end.
+/// Runs the torture test from start to end.
 pub async fn run(settings: Settings) -> Result<Outcome> {
     if settings.folder.exists() {
         std::fs::remove_dir_all(&settings.folder)?;
@@ -119,10 +119,10 @@ pub async fn run(settings: Settings) -> Result<Outcome> {
     std::fs::create_dir_all(&settings.folder)?;
     let steps = plan(settings.seed, settings.length, &settings.faults);
     let world = Arc::new(World::make(settings).await?);
-    world.log(&format!("{} processes run; {} faults follow", world.slots.len(), steps.len()));
+    world.log(&format!("{} processes started; {} faults planned", world.slots.len(), steps.len()));
     let supervisor = tokio::spawn(world.clone().supervise());
     world.run_plan(steps).await;
-    world.log("no more faults: everything has time to settle");
+    world.log("no more faults; waiting for the remaining work");
     let drained = world.drain().await;
     supervisor.abort();
     world.stop().await;
@@ -131,9 +131,9 @@ pub async fn run(settings: Settings) -> Result<Outcome> {
     for arena in &world.settings.arenas {
         let state: State = match read_state(&world.direct, *arena, &world.prefix).await {
             Ok(state) => state,
-            // There is nothing to check then.
+            // The damage makes a check pointless.
             Err(error) if !damage.is_empty() => {
-                world.log(&format!("the tables of {arena} cannot be read: {error:#}"));
+                world.log(&format!("cannot read the tables of {arena}: {error:#}"));
                 continue;
             }
             Err(error) => return Err(error),
@@ -143,9 +143,9 @@ pub async fn run(settings: Settings) -> Result<Outcome> {
         states.insert(*arena, state);
     }
     if let Err(error) = drained {
-        world.log(&format!("not settled: {error:#}"));
+        world.log(&format!("work is left: {error:#}"));
     }
-    let faults = world.injected.lock().expect("nobody panics with it").clone();
+    let faults = world.injected.lock().expect("no thread panics while it holds the lock").clone();
     let verdicts = check(&world.settings.folder, &states)?;
     let outcome = Outcome { verdicts, faults, damage };
     if world.settings.verbose {
@@ -153,7 +153,7 @@ pub async fn run(settings: Settings) -> Result<Outcome> {
     }
     if outcome.is_clean() && !world.settings.keep {
         std::fs::remove_dir_all(&world.settings.folder)?;
-        // The seed's own folder, unless another database's histories are in it.
+        // Fails, as intended, if another database's histories are in the seed's folder.
         let _ = world.settings.folder.parent().map(std::fs::remove_dir);
     }
     Ok(outcome)
@@ -182,7 +182,7 @@ async fn read_state(url: &str, arena: Arena, prefix: &str) -> Result<State> {
 }
 
 impl World {
-    /// Starts everything.
+    /// Starts the servers and all processes.
     async fn make(settings: Settings) -> Result<Self> {
         let guard = Guard::new()?;
         let server = match &settings.external {
@@ -251,7 +251,7 @@ impl World {
         Ok(world)
     }
 
-    /// What the database says of its own files. One that cannot be asked says nothing of them.
+    /// Collects damage to the database's own files. A database that does not answer reports none.
     async fn damage(&self) -> Vec<String> {
         use crate::integrity::damage;
         let (url, prefix) = (&self.direct, &self.prefix);
@@ -260,7 +260,7 @@ impl World {
             match by_url!(url, damage::<DB>(url, *arena, prefix)) {
                 Ok(damage) => all.extend(damage),
                 Err(error) => {
-                    self.log(&format!("{arena}: it is not known whether its tables are whole: {error:#}"));
+                    self.log(&format!("cannot check the tables of {arena} for damage: {error:#}"));
                 }
             }
         }
@@ -269,13 +269,13 @@ impl World {
         all
     }
 
-    fn log(&self, what: &str) {
+    fn log(&self, message: &str) {
         if self.settings.verbose {
-            println!("[{:7.1} s] {what}", since(self.began, now()));
+            println!("[{:7.1} s] {message}", since(self.began, now()));
         }
     }
 
-    /// Does what the plan says, until its end.
+    /// Injects the faults of the plan and waits for the end of the run.
     async fn run_plan(self: &Arc<Self>, steps: Vec<Step>) {
         let begin = Instant::now();
         let mut injections = tokio::task::JoinSet::new();
@@ -286,18 +286,19 @@ impl World {
         tokio::time::sleep_until((begin + self.settings.length).into()).await;
         while let Some(injected) = injections.join_next().await {
             if let Err(error) = injected {
-                self.log(&format!("a fault could not be done: {error}"));
+                self.log(&format!("cannot inject a fault: {error}"));
             }
         }
     }
 
-    /// Starts again who ended by itself, says how it goes, and looks where the publishers of the log stand.
+    /// Restarts processes that ended by themselves, prints progress, and records the saved
+    /// positions of the log.
     async fn supervise(self: Arc<Self>) {
         let mut tail = Tail::default();
         for tick in 1_u64.. {
             tokio::time::sleep(Duration::from_millis(50)).await;
             for slot in &self.slots {
-                // Somebody who does something to it looks after it.
+                // A locked slot is being handled by a fault.
                 if let Ok(mut slot) = slot.try_lock() {
                     self.restart_if_exited(&mut slot);
                 }
@@ -314,7 +315,7 @@ impl World {
         }
     }
 
-    /// Positions may not go back. Not always can they be asked for.
+    /// Records the saved positions, which must never decrease. The query may fail during a fault.
     async fn record_positions(&self) {
         use state::positions;
         let (url, prefix) = (&self.direct, &self.prefix);
@@ -326,7 +327,7 @@ impl World {
         }
     }
 
-    /// Whether it is one of our own handlers that ended the process. That may happen while it is told to end, too.
+    /// Whether the workload aborted the process, which may also happen during a stop.
     fn may_abort(&self, how: &str) -> bool {
         how.ends_with("signal 6") && self.settings.faults.contains(&Fault::Abort)
     }
@@ -336,12 +337,12 @@ impl World {
         let aborted = self.may_abort(&status);
         self.record_exit(slot, &status, aborted);
         if !aborted {
-            self.log(&format!("{} ended by itself: {status}", slot.process_name()));
+            self.log(&format!("{} ended unexpectedly: {status}", slot.process_name()));
         }
         if !self.stopping.load(Ordering::SeqCst)
             && let Err(error) = self.start(slot)
         {
-            self.log(&format!("{} does not start: {error:#}", slot.process_name()));
+            self.log(&format!("cannot start {}: {error:#}", slot.process_name()));
         }
     }
 

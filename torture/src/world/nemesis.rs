@@ -1,4 +1,4 @@
-//! Does what the plan says.
+//! The nemesis: injects the faults of the plan.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ use crate::receiver::Behaviour;
 use crate::servers::DatabaseKind;
 use crate::state::leader;
 
-/// A number from a range, by a step's random.
+/// A duration from a range in milliseconds, selected by random bits.
 fn between(random: u64, from: u64, to: u64) -> Duration {
     Duration::from_millis(from + random % (to - from))
 }
@@ -32,7 +32,7 @@ fn between(random: u64, from: u64, to: u64) -> Duration {
 impl World {
     pub(super) async fn inject(self: Arc<Self>, step: Step) {
         if let Err(error) = self.try_inject(step).await {
-            self.log(&format!("{:<12} could not be done: {error:#}", step.fault));
+            self.log(&format!("{:<12} cannot be injected: {error:#}", step.fault));
         }
     }
 
@@ -60,7 +60,8 @@ impl World {
                 Ok(())
             }
             Fault::Mute => {
-                // Writers more often than others: theirs are the commits of which nobody knows.
+                // Writers more often than others, since a muted writer never learns the results of
+                // its commits.
                 let slot = self.pick(pick, |kind| random.is_multiple_of(3) || kind.writes()).await?;
                 self.mute(slot, random / 3).await;
                 Ok(())
@@ -83,21 +84,23 @@ impl World {
         }
     }
 
-    /// One of the processes that can be hit. Waits while somebody else has it.
+    /// Selects a target process. Waits while another fault holds its slot.
     async fn pick(&self, pick: u64, can_be: impl Fn(ProcessKind) -> bool) -> Result<OwnedMutexGuard<Slot>> {
         let all = self.slots.iter().zip(&self.kinds);
         let slots: Vec<_> = all.filter(|(_, kind)| can_be(**kind)).map(|(slot, _)| slot.clone()).collect();
         let count = u64::try_from(slots.len())?.max(1);
-        let slot = slots.into_iter().nth(usize::try_from(pick % count)?).context("there is nobody to hit")?;
+        let slot =
+            slots.into_iter().nth(usize::try_from(pick % count)?).context("no process can be the target")?;
         Ok(Mutex::lock_owned(slot).await)
     }
 
     fn count_fault(&self, fault: Fault, target: &str) {
-        *self.injected.lock().expect("nobody panics with it").entry(fault).or_default() += 1;
+        *self.injected.lock().expect("no thread panics while it holds the lock").entry(fault).or_default() +=
+            1;
         self.log(&format!("{fault:<12} {target}"));
     }
 
-    /// Notes in the history that something begins, and its end when that comes.
+    /// Records the start of a fault; [`World::fault_ended`] records its end.
     fn fault_started(&self, what: &str, process: Option<&str>) {
         self.history.record(Op::Hit { fault: what.to_owned(), process: process.map(str::to_owned) });
     }
@@ -154,12 +157,12 @@ impl World {
         self.fault_ended("mute", Some(&name));
     }
 
-    /// Kills, stops or cuts off whoever leads the arena of which one leads all.
+    /// Kills, stops or cuts off the leader of [`Arena::Single`].
     async fn inject_leader_fault(&self, random: u64) -> Result<()> {
         let (url, prefix) = (&self.direct, &self.prefix);
-        let leader = by_url!(url, leader::<DB>(url, Arena::Single, prefix))?.context("nobody leads")?;
+        let leader = by_url!(url, leader::<DB>(url, Arena::Single, prefix))?.context("there is no leader")?;
         for slot in &self.slots {
-            // Something else happens to one that somebody has.
+            // Another fault holds a locked slot.
             let Ok(slot) = slot.clone().try_lock_owned() else { continue };
             if slot.process_name() == leader {
                 match random % 4 {
@@ -208,7 +211,7 @@ impl World {
         let filled = server.disk.as_ref().map_or(Ok(()), crate::servers::Disk::fill);
         sleep(time).await;
         let freed = server.disk.as_ref().map_or(Ok(()), crate::servers::Disk::free);
-        // Some servers rather end than go on without a disk.
+        // Some servers exit when their disk is full.
         sleep(Duration::from_millis(500)).await;
         let up = server.up().await;
         self.fault_ended("full", None);
@@ -261,7 +264,7 @@ impl World {
         let what = if hangs { "hangs" } else { "is down" };
         self.count_fault(Fault::Outage, &format!("the broker {what} for {:.1} s", time.as_secs_f64()));
         self.fault_started("outage", None);
-        // The testbed waits for its server.
+        // The testbed's calls block.
         let nats = tokio::task::spawn_blocking(move || {
             if hangs {
                 nats.freeze();
@@ -296,20 +299,24 @@ impl World {
         Ok(())
     }
 
-    /// A new generation, one process after another: writers early, so that old relays see what they do not know.
+    /// Upgrades all processes to a new generation, one after another; writers early, so that old
+    /// relays meet event types that they do not know.
     async fn upgrade(&self) -> Result<()> {
         let _alone = self.upgrading.lock().await;
         let generation = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
-        self.count_fault(Fault::Upgrade, &format!("everybody to generation {generation}, one after another"));
+        self.count_fault(
+            Fault::Upgrade,
+            &format!("all processes to generation {generation}, one after another"),
+        );
         let mut slots = self.slots.clone();
-        // The first relay, then whoever only writes, then the rest.
+        // Processes that only write come first, then the rest.
         slots.sort_by_key(|slot| {
             slot.try_lock().map_or(2, |slot| if slot.kind == ProcessKind::Writer { 1 } else { 2 })
         });
         for slot in slots {
             let mut slot = slot.lock_owned().await;
             if let Some(how) = slot.end(Signal::TERM).await {
-                // One that has only just begun knows no better than to end by the signal.
+                // A process that has not installed its signal handler yet ends by the signal.
                 let expected = how == "exit code 0" || how == "signal 15" || self.may_abort(&how);
                 self.record_exit(&mut slot, &how, expected);
             }
@@ -319,7 +326,7 @@ impl World {
     }
 }
 
-/// Inserts hostile rows. What the database refuses is not there, and no harm.
+/// Inserts hostile rows. A row that the database rejects does no harm.
 async fn insert_hostile<DB: TestDatabase>(
     world: &World,
     fault: Fault,
@@ -336,7 +343,7 @@ async fn insert_hostile<DB: TestDatabase>(
             Fault::Oversize => poison::oversized::<DB>(&mut rng, number),
             _ => poison::row::<DB>(&mut rng, &columns, number),
         };
-        // Before it is there: a relay may be quicker.
+        // Recorded before the insert, since a relay may deliver the row at once.
         world.history.record(Op::Foreign { arena, id: row.id.clone(), text: row.text.clone() });
         match DB::execute_sql(&mut conn, &row.insert(&table)).await {
             Ok(_) | Err(sqlx::Error::Database(_)) => {}
@@ -346,7 +353,7 @@ async fn insert_hostile<DB: TestDatabase>(
     Ok(())
 }
 
-/// Has the server end everybody's connections but this one.
+/// Terminates all connections of the server but this one.
 async fn end_connections<DB: TestDatabase>(url: &str, kind: DatabaseKind) -> Result<()> {
     let mut conn = <DB::Connection as sqlx::Connection>::connect(url).await?;
     if kind == DatabaseKind::Postgres {
@@ -358,7 +365,7 @@ async fn end_connections<DB: TestDatabase>(url: &str, kind: DatabaseKind) -> Res
     let all = "SELECT CAST(id AS CHAR) FROM information_schema.processlist \
                WHERE id <> CONNECTION_ID() AND command <> 'Daemon'";
     for id in DB::texts(&mut conn, all).await? {
-        // It may be gone already.
+        // The connection may be closed already.
         let _ = DB::execute_sql(&mut conn, &format!("KILL {id}")).await;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What arrives behind a broker.
+//! Tests of messages behind a broker.
 
 use super::*;
 
@@ -6,7 +6,7 @@ const OUTBOX: &str = "broker-outbox-1.1";
 const WRITER: &str = "broker-writer-1.1";
 const READER: &str = "broker-reader-1.1";
 
-/// Three events of a key and one without, which all arrived once and were booked once.
+/// Three events of a key and one without a key; each arrived once and was booked once.
 fn arrived() -> TestHistory {
     let mut history = TestHistory::default();
     for (place, id) in (1..).zip(["a1", "a2", "a3", "free"]) {
@@ -43,7 +43,7 @@ fn all_arrived_once_is_good_and_reading_a_message_twice_is_no_duplicate() {
 }
 
 #[test]
-fn what_never_arrived_is_caught() {
+fn an_event_that_never_arrived_is_caught() {
     let mut history = arrived();
     history.records.retain(|record| !matches!(&record.op, Op::Arrived { id, .. } if id == "free"));
     history.state.ledger.remove("free");
@@ -52,7 +52,7 @@ fn what_never_arrived_is_caught() {
 }
 
 #[test]
-fn what_nobody_committed_is_caught() {
+fn an_arrival_that_was_never_committed_is_caught() {
     let mut history = arrived();
     arrives(&mut history, 5, "from nowhere");
     finds(&history, &[Breach::Phantom]);

@@ -1,4 +1,4 @@
-//! Hostile rows, the receiver of webhooks, and a database with one writer.
+//! Tests of hostile rows, the webhook receiver, and a database with a single writer.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn hostile(history: &mut TestHistory, arena: Arena, id: &str) {
     history.record(500, "world", Op::Foreign { arena, id, text });
 }
 
-/// Nothing is expected of them: they are delivered or dead, or wait for ever.
+/// Any outcome is accepted: delivered, dead-lettered or pending forever.
 #[test]
 fn hostile_rows_are_no_phantoms_and_may_wait_or_die() {
     for status in [0, 1, 2, 3] {
@@ -21,7 +21,7 @@ fn hostile_rows_are_no_phantoms_and_may_wait_or_die() {
         let counts = history.verdict().counts;
         assert_eq!((counts.foreign, counts.foreign_delivered), (1, 1));
         assert_eq!(counts.foreign_dead, usize::from(status == 3));
-        assert_eq!(counts.dead, 1, "they are join_row apart");
+        assert_eq!(counts.dead, 1, "hostile rows are counted separately");
     }
 }
 
@@ -45,7 +45,7 @@ fn a_hostile_row_that_is_delivered_again_and_again_is_caught() {
     history.finds(&[Breach::Endless]);
 }
 
-/// What hostile rows do to good ones is op is looked for.
+/// The checker exists to find the effects of hostile rows on good ones.
 #[test]
 fn a_hostile_row_excuses_no_loss() {
     let mut history = good();
@@ -54,7 +54,8 @@ fn a_hostile_row_excuses_no_loss() {
     history.finds(&[Breach::Lost]);
 }
 
-/// A process that is stopped in the middle of its transaction keeps everybody from writing, also those of other arenas.
+/// A process that is stopped in the middle of its transaction blocks all other writers, including
+/// those of other arenas.
 #[test]
 fn on_a_database_with_one_writer_a_stop_of_any_process_excuses_all() {
     for (one_writer, expected) in [(false, [Breach::Again].as_slice()), (true, &[])] {
@@ -72,7 +73,7 @@ fn hook(id: &str) -> Spec {
     Spec { kind: Kind::Hook, ..keyed(id) }
 }
 
-/// A history of the arena with the receiver.
+/// A history of the broker arena with its webhook receiver.
 fn hooked() -> TestHistory {
     let mut history = TestHistory::default();
     history.committed(1_000, &[hook("h1"), hook("h2")]);
@@ -89,7 +90,7 @@ fn received(history: &mut TestHistory, t: u64, id: &str, seq: i64) {
 }
 
 #[test]
-fn what_the_receiver_took_is_accepted() {
+fn a_complete_history_of_the_receiver_is_accepted() {
     let mut history = hooked();
     history.record(0, "broker-writer-1.1", Op::Setup { lease: 4_000, one_writer: false });
     history.finds_on_broker(&[]);
@@ -97,7 +98,7 @@ fn what_the_receiver_took_is_accepted() {
 }
 
 #[test]
-fn what_the_receiver_never_got_got_dead_or_got_out_of_order_is_caught() {
+fn events_that_are_lost_dead_or_out_of_order_at_the_receiver_are_caught() {
     let mut lost = hooked();
     lost.committed(2_000, &[hook("h3")]);
     lost.state.rows.clear();
@@ -128,7 +129,7 @@ fn what_the_receiver_never_got_got_dead_or_got_out_of_order_is_caught() {
 }
 
 impl TestHistory {
-    /// As if its writer belonged to the arena of the broker.
+    /// The same history with a writer of the broker arena.
     fn on_broker(&self) -> Self {
         let mut history = self.clone();
         for record in history.records.iter_mut().filter(|record| record.p == W) {
