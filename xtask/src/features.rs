@@ -1,4 +1,4 @@
-//! Which features of the crates are built: all but what takes minutes and proves nothing more.
+//! Features of the crates: which are built by default, and whether each compiles alone.
 
 use std::fs;
 
@@ -6,10 +6,11 @@ use anyhow::{Context, Result};
 
 use crate::cargo;
 
-/// `kafka-tls` builds OpenSSL from its sources.
+/// `kafka-tls` builds OpenSSL from its sources, which takes minutes.
 const LEFT_OUT: &str = "kafka-tls";
 
-/// For `--features`: those of these packages, or of all crates if none is named.
+/// The value of `--features`: the features of these packages, or of all crates if the list is
+/// empty.
 pub(crate) fn of(packages: &[&str]) -> Result<String> {
     let mut features = Vec::new();
     let mut crates: Vec<_> = fs::read_dir(cargo::root().join("crates"))?.collect::<Result<_, _>>()?;

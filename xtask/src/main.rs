@@ -1,16 +1,16 @@
-//! The project's own commands. `main` reads the command line; each command has a file of its own.
+//! The project's own commands. `main` reads the command line; each command has its own file.
 //!
-//! - `test` runs every test against servers of its own
-//! - `on_mysql` says which tests of MariaDB run on MySQL as well
-//! - `ci` runs what a change must pass, the tests last
-//! - `schemathesis` holds the API against its document
+//! - `test` runs every test against temporary servers
+//! - `on_mysql` selects the tests of MariaDB that run on MySQL as well
+//! - `ci` runs the checks that a change must pass, the tests last
+//! - `schemathesis` tests the API against its OpenAPI document
 //! - `kafka` runs the Kafka tests on a broker that takes long to build
-//! - `torture` has processes killed, stopped and cut off, and looks whether anything was lost
-//! - `bench` measures
-//! - `features` says what is built
-//! - `dist` makes the archive that is handed out
-//! - `servers` installs, starts and stops throw-away servers
-//! - `cleanup` ends what was started, even when xtask itself is killed
+//! - `torture` builds and runs the torture test
+//! - `bench` builds and runs the benchmarks
+//! - `features` selects the features that are built, and checks each alone
+//! - `dist` makes the release archive
+//! - `servers` installs, starts and stops temporary servers
+//! - `cleanup` ends started processes, even when xtask itself is killed
 
 #![forbid(unsafe_code)]
 
