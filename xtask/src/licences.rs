@@ -81,8 +81,8 @@ mod tests {
         for fine in ["MIT", "GPL-3.0 OR MIT", "MIT/Apache-2.0", "(MIT OR Apache-2.0) AND Unicode-3.0"] {
             assert!(violations(&package(fine), &allowed).is_empty(), "{fine}");
         }
-        for violations in ["", "GPL-3.0", "MIT AND Zlib", "MIT WITH LLVM-exception", "no licence at all"] {
-            assert_eq!(violations(&package(violations), &allowed).len(), 1, "{violations}");
+        for refused in ["", "GPL-3.0", "MIT AND Zlib", "MIT WITH LLVM-exception", "no licence at all"] {
+            assert_eq!(violations(&package(refused), &allowed).len(), 1, "{refused}");
         }
     }
 
