@@ -9,6 +9,7 @@
 //! - `bench` builds and runs the benchmarks
 //! - `features` selects the features that are built, and checks each alone
 //! - `dist` makes the release archive
+//! - `words` checks the language of all files
 //! - `servers` installs, starts and stops temporary servers
 //! - `cleanup` ends started processes, even when xtask itself is killed
 
@@ -30,8 +31,10 @@ mod options;
 mod program;
 mod schemathesis;
 mod servers;
+mod sources;
 mod test;
 mod torture;
+mod words;
 
 use std::process::ExitCode;
 
