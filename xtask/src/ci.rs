@@ -9,12 +9,13 @@ use anyhow::{Result, ensure};
 use crate::cargo::{self, cargo};
 use crate::options::Options;
 use crate::test::TestCounts;
-use crate::{advisories, features, licences, schemathesis, servers, test, words};
+use crate::{advisories, features, licences, schemathesis, servers, test, type_names, words};
 
 pub(crate) fn command(options: &Options) -> Result<ExitCode> {
     let mut steps = Steps::default();
     steps.run("format", || cargo::run(cargo().args(["fmt", "--all", "--check"])));
     steps.run("words", words::check);
+    steps.run("type names", type_names::check);
     steps.run("lints", || {
         let mut clippy = cargo();
         clippy.args(["clippy", "--workspace", "--all-targets", "--features", &features::of(&[])?]);

@@ -10,6 +10,7 @@
 //! - `features` selects the features that are built, and checks each alone
 //! - `dist` makes the release archive
 //! - `words` checks the language of all files
+//! - `type_names` checks that a type name is defined once in a crate
 //! - `servers` installs, starts and stops temporary servers
 //! - `cleanup` ends started processes, even when xtask itself is killed
 
@@ -34,6 +35,7 @@ mod servers;
 mod sources;
 mod test;
 mod torture;
+mod type_names;
 mod words;
 
 use std::process::ExitCode;
