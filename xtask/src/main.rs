@@ -67,6 +67,7 @@ fn run(command: Command, options: &Options) -> Result<ExitCode> {
         Command::Kafka => return kafka::command(options),
         Command::Torture => return torture::command(options),
         Command::Bench => return bench::command(options),
+        Command::Features => return features::command(),
         Command::Dist => dist::command()?,
     }
     Ok(ExitCode::SUCCESS)

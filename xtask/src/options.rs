@@ -9,15 +9,17 @@ pub(crate) const HELP: &str = "\
 usage: cargo xtask <command> [options]
 
 commands:
-  test      start throw-away servers, run every test, stop the servers
+  test      start temporary servers, run every test, stop the servers
   servers   start the same servers, print their addresses, wait for Ctrl-C
-  ci        format, lints, docs, licences, schemathesis, then the tests, and the core of them on MySQL
+  ci        format, words, type names, lints, docs, licences, advisories, schemathesis, then
+            the tests, and the core of them on MySQL
   schemathesis
             test the REST API against its OpenAPI document, with all checks
   kafka     build a Kafka-compatible broker once, then run the Kafka tests on it, with TLS
   torture   run processes on temporary databases, inject faults, and check the outcome of every event;
             --help shows its own options
   bench     build for release, measure on a temporary PostgreSQL, write bench/RESULTS.md
+  features  compile the libraries without features and with each feature alone
   dist      build the command for release and pack it with its service file, completions and guide
   help      print this
 
@@ -62,6 +64,7 @@ pub(crate) enum Command {
     Kafka,
     Torture,
     Bench,
+    Features,
     Dist,
 }
 
@@ -117,6 +120,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<(Command, Options)> {
         "kafka" => Command::Kafka,
         "torture" => Command::Torture,
         "bench" => Command::Bench,
+        "features" => Command::Features,
         "dist" => Command::Dist,
         unknown => bail!("unknown command `{unknown}`"),
     };
