@@ -9,13 +9,14 @@ use anyhow::{Result, ensure};
 use crate::cargo::{self, cargo};
 use crate::options::Options;
 use crate::test::TestCounts;
-use crate::{advisories, features, licences, schemathesis, servers, test, type_names, words};
+use crate::{advisories, features, licences, msrv, schemathesis, servers, test, type_names, words};
 
 pub(crate) fn command(options: &Options) -> Result<ExitCode> {
     let mut steps = Steps::default();
     steps.run("format", || cargo::run(cargo().args(["fmt", "--all", "--check"])));
     steps.run("words", words::check);
     steps.run("type names", type_names::check);
+    steps.run("Rust version", msrv::check);
     steps.run("lints", || {
         let mut clippy = cargo();
         clippy.args(["clippy", "--workspace", "--all-targets", "--features", &features::of(&[])?]);

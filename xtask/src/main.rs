@@ -9,6 +9,7 @@
 //! - `bench` builds and runs the benchmarks
 //! - `features` selects the features that are built, and checks each alone
 //! - `dist` makes the release archive
+//! - `msrv` checks that documents state the minimum supported Rust version
 //! - `words` checks the language of all files
 //! - `type_names` checks that a type name is defined once in a crate
 //! - `servers` installs, starts and stops temporary servers
@@ -27,6 +28,7 @@ mod features;
 mod kafka;
 mod licences;
 mod metadata;
+mod msrv;
 mod on_mysql;
 mod options;
 mod program;
