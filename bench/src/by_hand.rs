@@ -1,5 +1,6 @@
-//! What a relay is held against: loops of plain SQL that deliver each event at least once, and nothing more. They know no retries, no
-//! order of keys, no events that are due later, no verdicts, and their handler is a pass over the bytes.
+//! The baseline of a relay: loops of plain SQL that deliver each event at least once and do nothing
+//! else. They have no retries, ordering keys, delayed events or verdicts, and their handler only
+//! reads the bytes.
 
 use std::time::{Duration, Instant};
 
@@ -7,16 +8,17 @@ use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgPool, Row as _};
 use tokio::task::JoinSet;
 
-use crate::bed::{BATCH, Bed};
+use crate::environment::{BATCH, Environment};
 
-/// How a loop makes sure that nobody else has its rows.
+/// How a loop excludes other loops from its rows.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Claim {
-    /// It does not: there is one loop. Reads a batch, deletes it.
+    /// No exclusion: there is one loop. Reads a batch, deletes it.
     None,
-    /// By row locks: reads, delivers and deletes in one transaction, which is open as long as the handler runs.
+    /// Row locks: reads, delivers and deletes in one transaction, which is open as long as the
+    /// handler runs.
     Locked,
-    /// By a note in the row: the claim outlives its transaction, as ours does.
+    /// A lease in the row: the claim outlives its transaction, as the outbox's does.
     Leased,
 }
 
@@ -41,11 +43,16 @@ impl Claim {
     }
 }
 
-/// Empties a table by so many loops, with a connection each; returns how long it took.
-pub(crate) async fn drain(bed: &Bed, table: &str, claim: Claim, loops: usize) -> anyhow::Result<Duration> {
+/// Empties a table by this many loops, with a connection each; returns the duration.
+pub(crate) async fn drain(
+    env: &Environment,
+    table: &str,
+    claim: Claim,
+    loops: usize,
+) -> anyhow::Result<Duration> {
     let mut pools = Vec::new();
     for _ in 0..loops {
-        pools.push(bed.pool(1).await?);
+        pools.push(env.pool(1).await?);
     }
     let began = Instant::now();
     let mut tasks = JoinSet::new();
@@ -62,7 +69,7 @@ pub(crate) async fn drain(bed: &Bed, table: &str, claim: Claim, loops: usize) ->
     Ok(began.elapsed())
 }
 
-/// Takes, delivers and deletes a batch; tells whether there was one.
+/// Takes, delivers and deletes a batch; returns whether there was one.
 async fn batch(pool: &PgPool, claim: Claim, take: &str, delete: &str) -> anyhow::Result<bool> {
     if claim == Claim::Leased {
         let ids = delivered(&sqlx::query(AssertSqlSafe(take)).fetch_all(pool).await?);

@@ -1,4 +1,4 @@
-//! The command `outbox relay --publish stdout` as a process of its own.
+//! The command `outbox relay --publish stdout` as a separate process.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -6,9 +6,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use anyhow::Context as _;
 
-use crate::bed::BATCH;
+use crate::environment::BATCH;
 
-/// A relay, and the lines that it prints. Dropping it ends it.
+/// A running relay and the lines that it prints. Dropping it kills the process.
 pub(crate) struct Daemon {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -25,11 +25,11 @@ impl Daemon {
             .with_context(|| {
                 format!("{}: build it first: cargo build --release -p outbox-cli", binary.display())
             })?;
-        let lines = BufReader::with_capacity(1 << 20, child.stdout.take().expect("it is piped"));
+        let lines = BufReader::with_capacity(1 << 20, child.stdout.take().expect("stdout is piped"));
         Ok(Self { child, lines })
     }
 
-    /// Reads so many lines.
+    /// Reads this many lines.
     pub(crate) fn read(&mut self, lines: usize) -> anyhow::Result<()> {
         let mut line = Vec::new();
         for n in 0..lines {
@@ -40,7 +40,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// The most memory that it has had, in MB.
+    /// Peak memory of the process, in MB.
     pub(crate) fn peak(&self) -> anyhow::Result<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -58,7 +58,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Nothing to do if it has ended already.
+        // Both calls fail harmlessly if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,10 +1,10 @@
-//! What the figures were taken on: read from the server and the machine, not assumed.
+//! Facts about the run, read from the server and the machine.
 
 use sqlx::{AssertSqlSafe, PgPool};
 
-use crate::bed::{BATCH, Bed, Scale, payload};
+use crate::environment::{BATCH, Environment, Scale, payload};
 
-/// Settings that decide what a commit is worth, and what the server may use.
+/// Settings that determine durability and memory.
 const SETTINGS: [&str; 7] = [
     "fsync",
     "synchronous_commit",
@@ -15,34 +15,34 @@ const SETTINGS: [&str; 7] = [
     "max_connections",
 ];
 
-/// What it is, and how it is.
+/// Name and value.
 pub(crate) type Fact = (String, String);
 
-/// What a reader must know before the figures mean anything.
-pub(crate) async fn read(bed: &Bed) -> anyhow::Result<Vec<Fact>> {
+/// Reads the facts that a reader needs to interpret the figures.
+pub(crate) async fn read(env: &Environment) -> anyhow::Result<Vec<Fact>> {
     let mut facts: Vec<Fact> = Vec::new();
-    let mut say = |what: &str, is: String| facts.push((what.to_owned(), is));
-    if bed.database.starts_with("postgres") {
-        let pool = bed.pool(1).await?;
-        say("day", ask(&pool, "SELECT to_char(now(), 'YYYY-MM-DD')").await?);
-        say("PostgreSQL", ask(&pool, "SHOW server_version").await?);
+    let mut add = |what: &str, is: String| facts.push((what.to_owned(), is));
+    if env.database.starts_with("postgres") {
+        let pool = env.pool(1).await?;
+        add("day", ask(&pool, "SELECT to_char(now(), 'YYYY-MM-DD')").await?);
+        add("PostgreSQL", ask(&pool, "SHOW server_version").await?);
         let mut settings = Vec::new();
         for name in SETTINGS {
             settings.push(format!("`{name}` = {}", ask(&pool, &format!("SHOW {name}")).await?));
         }
-        say("its settings", settings.join(", "));
+        add("settings", settings.join(", "));
         pool.close().await;
     } else {
-        say("database", bed.database.split(':').next().unwrap_or_default().to_owned());
+        add("database", env.database.split(':').next().unwrap_or_default().to_owned());
     }
-    say("outbox", env!("CARGO_PKG_VERSION").to_owned());
-    say("machine", machine());
-    let built = if cfg!(debug_assertions) { "debug: these figures say nothing" } else { "release" };
-    say("build", built.to_owned());
-    say("payload", format!("{} bytes of JSON", payload().to_string().len()));
-    say("batch", format!("{BATCH} rows, ours and everybody's, where nothing else is said"));
-    let run = if bed.scale == Scale::Full { "full" } else { "quick: a fifth of everything" };
-    say("run", format!("{run}; {} rounds, all contestants in turns in each", bed.rounds));
+    add("outbox", env!("CARGO_PKG_VERSION").to_owned());
+    add("machine", machine());
+    let built = if cfg!(debug_assertions) { "debug: these figures mean nothing" } else { "release" };
+    add("build", built.to_owned());
+    add("payload", format!("{} bytes of JSON", payload().to_string().len()));
+    add("batch", format!("{BATCH} rows for all contestants, unless noted"));
+    let run = if env.scale == Scale::Full { "full" } else { "quick: a fifth of everything" };
+    add("run", format!("{run}; {} rounds, all contestants in turns in each", env.rounds));
     Ok(facts)
 }
 
@@ -50,7 +50,7 @@ async fn ask(pool: &PgPool, query: &str) -> anyhow::Result<String> {
     Ok(sqlx::query_scalar(AssertSqlSafe(query)).fetch_one(pool).await?)
 }
 
-/// `2 cores (AMD EPYC 7B13), 16 GB, server and clients together`.
+/// Describes the machine: `2 cores (AMD EPYC 7B13), 16 GB, server and clients together`.
 fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
     let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();

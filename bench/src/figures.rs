@@ -1,9 +1,10 @@
-//! Figures: what a scenario yields, and all that the report is made of.
+//! Figures: the result of a scenario, and the input of the report.
 //!
-//! A [`Sheet`] is what one scenario found. Its [`Part`]s become a table and a chart each; a part holds [`Case`]s, and a case holds a
-//! [`Series`] for each contestant: ours first, then those that stand beside it.
+//! A [`Sheet`] is the result of one scenario. Each of its [`Part`]s becomes a table and a chart; a
+//! part holds [`Case`]s, and a case holds a [`Series`] for each contestant: the outbox first, then
+//! the others.
 
-/// What a figure counts.
+/// Unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Unit {
     EventsPerSecond,
@@ -13,7 +14,7 @@ pub(crate) enum Unit {
 }
 
 impl Unit {
-    /// In full, for the heading of a chart.
+    /// Long form, for the heading of a chart.
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::EventsPerSecond => "events per second, more is better",
@@ -23,7 +24,7 @@ impl Unit {
         }
     }
 
-    /// Short, for the cell of a table.
+    /// Short form, for the cell of a table.
     pub(crate) fn short(self) -> &'static str {
         match self {
             Self::EventsPerSecond => "ev/s",
@@ -34,7 +35,7 @@ impl Unit {
     }
 }
 
-/// The middle of several rounds, and how far they lie apart.
+/// Median, lowest and highest value of several rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) low: f64,
@@ -43,7 +44,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// `None` where nothing was measured.
+    /// `None` if there are no values.
     pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = values.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
@@ -55,7 +56,7 @@ impl Spread {
     }
 }
 
-/// The figures of one contestant, each with the number of its round.
+/// The values of one contestant, each with the number of its round.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
     pub(crate) who: String,
@@ -67,7 +68,8 @@ impl Series {
         Spread::of(self.values.iter().map(|(_, value)| *value))
     }
 
-    /// This one's figures in parts of the other's, round by round: what a noisy machine does to a round, it does to both.
+    /// Ratio of these values to the other's, round by round: noise of the machine affects both
+    /// values of a round.
     pub(crate) fn ratio(&self, other: &Self) -> Option<Spread> {
         let in_round = |round| other.values.iter().find(|(theirs, _)| *theirs == round);
         let pairs = self.values.iter().filter_map(|(round, value)| Some(value / in_round(*round)?.1));
@@ -75,7 +77,7 @@ impl Series {
     }
 }
 
-/// One thing that was measured, by each contestant.
+/// One measurement, with the values of each contestant.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) name: String,
@@ -83,13 +85,13 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// A case of these contestants, in the order in which they are shown: ours first.
+    /// Creates a case with these contestants, in display order; the outbox comes first.
     pub(crate) fn of(name: impl Into<String>, contestants: &[&str]) -> Self {
         let series = contestants.iter().map(|who| Series { who: (*who).to_owned(), values: Vec::new() });
         Self { name: name.into(), series: series.collect() }
     }
 
-    /// Notes a figure of a round. A contestant that is not known yet is shown last.
+    /// Adds the value of a round. A new contestant is shown last.
     pub(crate) fn add(&mut self, round: usize, who: &str, value: f64) {
         if let Some(series) = self.series.iter_mut().find(|series| series.who == who) {
             series.values.push((round, value));
@@ -98,14 +100,14 @@ impl Case {
         }
     }
 
-    /// Ours, and one that stands beside it with ours in parts of it.
+    /// Each other contestant with the outbox's series and its ratio to that contestant.
     pub(crate) fn pairs(&self) -> impl Iterator<Item = (&Series, &Series, Option<Spread>)> {
         let ours = self.series.first();
         let others = self.series.iter().skip(1);
         others.filter_map(move |other| ours.map(|ours| (ours, other, ours.ratio(other))))
     }
 
-    /// What the first contestant has, in parts of what this one has.
+    /// Ratio of the first contestant to this one.
     pub(crate) fn ratio_to(&self, who: &str) -> Option<Spread> {
         self.pairs().find(|(_, other, _)| other.who == who).and_then(|(.., ratio)| ratio)
     }
@@ -116,11 +118,11 @@ impl Case {
 pub(crate) enum Drawing {
     /// A group of bars for each case, a bar for each contestant.
     Bars,
-    /// A place on the axis for each case, a line for each contestant.
+    /// A point on the axis for each case, a line for each contestant.
     Lines,
 }
 
-/// Cases that belong in one picture.
+/// Cases that share a table and a chart.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     pub(crate) title: String,
@@ -139,30 +141,30 @@ impl Part {
     }
 }
 
-/// What one scenario found.
+/// Result of one scenario.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sheet {
-    /// What `--only` calls it.
+    /// Name for `--only`.
     pub(crate) name: &'static str,
     pub(crate) title: &'static str,
-    /// What was measured, and beside what.
+    /// Description of the measurement and of the comparison.
     pub(crate) about: String,
     pub(crate) parts: Vec<Part>,
     pub(crate) bounds: Vec<Bound>,
-    /// What a reader of the figures must know besides: who could not run, and why.
+    /// Remarks, such as which contestant did not run and why.
     pub(crate) notes: Vec<String>,
-    /// Whether it ended before its end.
+    /// Whether the scenario ended with an error.
     pub(crate) failed: bool,
 }
 
-/// What a figure is wanted to be.
+/// The required value of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Wanted {
     AtLeast(f64),
     AtMost(f64),
 }
 
-/// A figure that is held against what is wanted.
+/// A figure and its required value.
 #[derive(Clone, Debug)]
 pub(crate) struct Bound {
     pub(crate) what: String,
@@ -172,12 +174,12 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
-    /// A ratio that should be at least this.
+    /// A ratio that must be at least this.
     pub(crate) fn at_least(what: impl Into<String>, wanted: f64, found: Option<Spread>) -> Self {
         Self { what: what.into(), wanted: Wanted::AtLeast(wanted), unit: "×", found }
     }
 
-    /// A figure that should be at most this.
+    /// A figure that must be at most this.
     pub(crate) fn at_most(
         what: impl Into<String>,
         wanted: f64,
@@ -187,7 +189,7 @@ impl Bound {
         Self { what: what.into(), wanted: Wanted::AtMost(wanted), unit, found }
     }
 
-    /// Whether the median is as wanted; `None` if nobody measured it.
+    /// Whether the median satisfies the bound; `None` if it was not measured.
     pub(crate) fn holds(&self) -> Option<bool> {
         let found = self.found?.median;
         Some(match self.wanted {
@@ -225,7 +227,7 @@ mod tests {
         case.add(1, "outbox", 30.0);
         case.add(1, "peer", 10.0);
         assert_eq!(case.ratio_to("peer"), Some(Spread { low: 3.0, median: 3.0, high: 3.0 }));
-        assert_eq!(case.ratio_to("nobody"), None);
+        assert_eq!(case.ratio_to("unknown"), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Work that is done by several at once: writers, and relays.
+//! Concurrent work: writers and relays.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,18 +9,19 @@ use outbox::{Completion, Cx, RelayBuilder};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use crate::bed::BATCH;
+use crate::environment::BATCH;
 
-/// How long a drain may take before something is wrong.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// Time limit of a drain.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How many transactions there were, and how long they took.
+/// Number of transactions and their total duration.
 pub(crate) struct Written {
     pub(crate) count: usize,
     pub(crate) time: Duration,
 }
 
-/// Runs a transaction again and again for so long, by so many tasks, each to its end.
+/// Runs a transaction repeatedly for this long, by this many tasks; each task completes its last
+/// one.
 pub(crate) async fn write<F, Fut>(writers: usize, time: Duration, transaction: F) -> anyhow::Result<Written>
 where
     F: Fn() -> Fut + Clone + Send + 'static,
@@ -49,7 +50,8 @@ where
     Ok(Written { count, time: began.elapsed() })
 }
 
-/// Starts relays with an empty handler; returns how long it took until all of these events were handled and settled.
+/// Starts relays with an empty handler; returns the time until all of these events were handled and
+/// settled.
 pub(crate) async fn drain(relays: Vec<RelayBuilder>, events: usize) -> anyhow::Result<Duration> {
     let left = Arc::new((AtomicUsize::new(events), Notify::new()));
     let began = Instant::now();
@@ -67,9 +69,9 @@ pub(crate) async fn drain(relays: Vec<RelayBuilder>, events: usize) -> anyhow::R
             });
         running.push(relay.start().await?);
     }
-    let handled = tokio::time::timeout(PATIENCE, left.1.notified()).await;
+    let handled = tokio::time::timeout(DRAIN_TIMEOUT, left.1.notified()).await;
     handled.with_context(|| format!("{} events are not handled yet", left.0.load(Ordering::Relaxed)))?;
-    // Stopping writes the last verdicts.
+    // Stopping writes the remaining verdicts.
     for relay in running {
         relay.stop().await?;
     }

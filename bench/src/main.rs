@@ -1,7 +1,8 @@
-//! Benchmarks on PostgreSQL. Each figure stands beside hand-written SQL, or another tool, that does the same work on the same server
-//! in the same run.
+//! Benchmarks on PostgreSQL. Each figure is compared with hand-written SQL, or with another tool,
+//! that does the same work on the same server in the same run.
 //!
-//! A [`scenario`] yields [`figures`]; the [`report`] makes tables, markdown and [`chart`]s of them.
+//! A [`scenario`] produces [`figures`]; the [`report`] renders them as tables, markdown and
+//! [`chart`]s.
 //!
 //! ```text
 //! cargo xtask bench --quick
@@ -10,10 +11,10 @@
 
 #![forbid(unsafe_code)]
 
-mod bed;
 mod by_hand;
 mod chart;
 mod daemon;
+mod environment;
 mod facts;
 mod figures;
 mod load;
@@ -27,18 +28,19 @@ mod text;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use bed::{Bed, Scale};
 use clap::Parser;
+use environment::{Environment, Scale};
 use peers::Peers;
 
-/// Benchmarks of outbox on PostgreSQL, each beside hand-written SQL or another tool in the same run.
+/// Benchmarks of outbox on PostgreSQL, compared with hand-written SQL or another tool in the same
+/// run.
 #[derive(Parser)]
 #[command(after_help = "Examples:\n  \
     cargo xtask bench --quick                     on a server of its own; what to run first\n  \
     cargo run --release -p bench -- --only cold,nodes --rounds 5 --database postgres://localhost/bench\n  \
     cargo run --release -p bench -- --only insert-to-line --database mysql://root@127.0.0.1/test")]
 struct Args {
-    /// The server to measure on. Tables named `bench_…` are made and dropped.
+    /// The server to measure on. Tables named `bench_…` are created and dropped.
     #[arg(long, env = "OUTBOX_TEST_POSTGRES", default_value = "postgres://postgres@127.0.0.1/postgres")]
     database: String,
 
@@ -46,11 +48,11 @@ struct Args {
     #[arg(long)]
     quick: bool,
 
-    /// Only these scenarios; nothing is written then, unless --out says where.
+    /// Only these scenarios; nothing is written unless --out is given.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     only: Vec<String>,
 
-    /// How often each figure is taken; the median counts. 3 if not said, 2 for a quick run.
+    /// Number of rounds; the median counts. 3 by default, 2 for a quick run.
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
 
@@ -62,11 +64,11 @@ struct Args {
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 
-    /// The command to measure as a process.
+    /// The command `outbox` to measure as a process.
     #[arg(long, value_name = "FILE", default_value = "target/release/outbox")]
     relay: PathBuf,
 
-    /// Says which scenarios there are.
+    /// Lists all scenarios.
     #[arg(long)]
     list: bool,
 }
@@ -79,7 +81,7 @@ async fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     let scenarios = scenario::named(&args.only)?;
-    let mut bed = Bed {
+    let mut env = Environment {
         database: args.database,
         rounds: args.rounds.unwrap_or(if args.quick { 2 } else { 3 }).max(1),
         scale: if args.quick { Scale::Quick } else { Scale::Full },
@@ -87,16 +89,16 @@ async fn main() -> anyhow::Result<()> {
         peers: None,
     };
     if !args.no_peers && scenarios.iter().any(|scenario| scenario.has_peers()) {
-        bed.peers = Some(Peers::prepare(&peers_of(args.quick), args.quick).await);
+        env.peers = Some(Peers::prepare(&peers_of(args.quick), args.quick).await);
     }
     let began = Instant::now();
-    let facts = facts::read(&bed).await?;
+    let facts = facts::read(&env).await?;
     facts.iter().for_each(|(what, is)| println!("{what:<13} {is}"));
     let (mut sheets, mut failed) = (Vec::new(), Vec::new());
     for scenario in scenarios {
         eprintln!("… {}", scenario.name());
         let started = Instant::now();
-        let sheet = scenario::run(scenario, &bed).await;
+        let sheet = scenario::run(scenario, &env).await;
         if sheet.failed {
             failed.push(sheet.name);
         }
@@ -115,7 +117,8 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Which of the other tools a run has: all of them, but a quick one only what installs in seconds or is there already.
+/// The other tools of a run: all, or for a quick run those that install in seconds or are installed
+/// already.
 fn peers_of(quick: bool) -> Vec<String> {
     let quick_to_install = ["graphile-worker", "pg-boss", "procrastinate"];
     let target = std::env::current_exe().ok().and_then(|bench| Some(bench.parent()?.parent()?.to_owned()));

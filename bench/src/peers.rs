@@ -1,7 +1,8 @@
-//! Other people's job queues, measured on the same server in the same run: what each is and how it is set up stands
-//! in `bench/peers/README.md`.
+//! Other job queues, measured on the same server in the same run; `bench/peers/README.md` describes
+//! each and its settings.
 //!
-//! A peer that cannot be had, fails or takes too long becomes a [`NotRun`] with its reason; the benchmark goes on.
+//! A peer that cannot be installed, fails or takes too long becomes a [`NotRun`] with its reason;
+//! the benchmark continues.
 
 mod line;
 mod prepare;
@@ -15,21 +16,21 @@ pub(crate) use line::{Figure, Measured};
 use prepare::Program;
 use scratch::Scratch;
 
-/// What came of one peer and one figure.
+/// Result of one peer for one figure.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Outcome {
     /// The peer was measured.
     Measured(Measured),
-    /// It was not, and why.
+    /// The peer was not measured, with the reason.
     NotRun(NotRun),
 }
 
 /// A peer without a figure.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct NotRun {
-    /// Its name, as its registry has it.
+    /// Name of the peer in its registry.
     pub(crate) peer: String,
-    /// One line that ends the sentence "not run: …".
+    /// One line that completes the sentence "not run: …".
     pub(crate) reason: String,
 }
 
@@ -41,14 +42,14 @@ pub(crate) struct Peers {
     quick: bool,
 }
 
-/// The names that [`Peers::prepare`] takes.
+/// Names of the peers.
 pub(crate) const NAMES: [&str; 7] =
     ["graphile-worker", "pg-boss", "graphile_worker", "apalis", "sqlxmq", "awa", "procrastinate"];
 
 impl Peers {
-    /// Installs and builds the peers of these names, or all of them if there are none, into `target/peers`. The first
-    /// time this takes minutes; later it looks whether anything has changed. A quick run gives each peer less time,
-    /// and the slow ones a smaller backlog.
+    /// Installs and builds the named peers, or all if `which` is empty, into `target/peers`. This
+    /// takes minutes the first time; later only changes are installed. A quick run gives each peer
+    /// less time, and the slow ones a smaller backlog.
     pub(crate) async fn prepare(which: &[String], quick: bool) -> Self {
         let wanted = |name: &&str| which.is_empty() || which.iter().any(|which| which == name);
         let unknown = which.iter().filter(|which| !NAMES.contains(&which.as_str()));
@@ -64,8 +65,9 @@ impl Peers {
         Self { programs, not_run, limit, quick }
     }
 
-    /// How long each takes to empty a backlog of this size with an empty handler, everything settled. Those that take
-    /// jobs one by one get a smaller backlog: the figure says how large it was.
+    /// Measures how long each peer takes to empty a backlog of this size with an empty handler, all
+    /// jobs settled. Peers that take jobs one by one get a smaller backlog; the figure contains its
+    /// size.
     pub(crate) async fn drain(&self, database: &str, events: usize) -> Vec<Outcome> {
         self.measure(database, |program| {
             let events = events.min(program.most_events(self.quick));
@@ -74,7 +76,7 @@ impl Peers {
         .await
     }
 
-    /// How soon after its commit a job is handled, at this many jobs a second.
+    /// Measures the time from commit to handler, at this many jobs per second.
     pub(crate) async fn latency(&self, database: &str, rate: u32, seconds: u32) -> Vec<Outcome> {
         self.measure(database, |_| {
             let (rate, seconds) = (rate.to_string(), seconds.to_string());
@@ -83,7 +85,7 @@ impl Peers {
         .await
     }
 
-    /// How long this many business transactions take that each add a job, nobody working.
+    /// Measures this many business transactions that each add a job, without a worker.
     pub(crate) async fn write(&self, database: &str, writers: usize, transactions: usize) -> Vec<Outcome> {
         self.measure(database, |_| {
             let (writers, transactions) = (writers.to_string(), transactions.to_string());
@@ -108,7 +110,7 @@ impl Peers {
     }
 }
 
-/// Runs one peer in a database of its own, which takes away whatever it leaves behind.
+/// Runs one peer in its own database, which is dropped afterwards.
 async fn measure_one(
     program: &Program,
     database: &str,
@@ -134,7 +136,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_peer_that_nobody_knows_is_named_and_does_not_end_the_run() {
+    async fn an_unknown_peer_is_named_and_does_not_end_the_run() {
         let peers = Peers::prepare(&["sidekiq".to_owned()], true).await;
         let outcomes = peers.drain("postgres://127.0.0.1:1/none", 10).await;
         assert_eq!(outcomes, [Outcome::NotRun(unknown_peer("sidekiq"))]);
@@ -153,7 +155,8 @@ mod tests {
         assert!(reason.starts_with("no database for it: "), "{reason}");
     }
 
-    /// Takes minutes the first time, so only with `OUTBOX_BENCH_PEERS=1` and a server in `OUTBOX_TEST_POSTGRES`.
+    /// Takes minutes the first time, so only with `OUTBOX_BENCH_PEERS=1` and a server in
+    /// `OUTBOX_TEST_POSTGRES`.
     #[tokio::test]
     async fn every_peer_gives_every_figure() {
         if std::env::var_os("OUTBOX_BENCH_PEERS").is_none() {

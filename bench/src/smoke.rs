@@ -1,25 +1,26 @@
-//! Keeps the harness alive: a few events through it, on the tests' server. `OUTBOX_BENCH_SCENARIOS` names other scenarios than those
-//! that run by default; `relay` wants the command at `OUTBOX_BENCH_RELAY`.
+//! Smoke test: runs a few events through some scenarios on the tests' server.
+//! `OUTBOX_BENCH_SCENARIOS` names other scenarios than the default ones; `relay` needs the command
+//! at `OUTBOX_BENCH_RELAY`.
 
 use std::path::PathBuf;
 
-use crate::bed::{Bed, Scale};
+use crate::environment::{Environment, Scale};
 use crate::{facts, report, scenario};
 
 #[tokio::test]
-async fn scenarios_yield_figures_of_which_a_report_is_made() {
+async fn scenarios_produce_figures_and_a_report() {
     let Ok(database) = std::env::var("OUTBOX_TEST_POSTGRES") else {
         assert!(std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "OUTBOX_TEST_POSTGRES is not set");
         eprintln!("left out: OUTBOX_TEST_POSTGRES is not set");
         return;
     };
     let relay = std::env::var_os("OUTBOX_BENCH_RELAY").map(PathBuf::from).unwrap_or_default();
-    let bed = Bed { database, rounds: 1, scale: Scale::Tiny, relay, peers: None };
+    let env = Environment { database, rounds: 1, scale: Scale::Tiny, relay, peers: None };
     let named = std::env::var("OUTBOX_BENCH_SCENARIOS").unwrap_or_else(|_| "cold,nodes,hot".to_owned());
     let mut sheets = Vec::new();
     for name in named.split(',') {
         let scenario = scenario::named(&[name.to_owned()]).unwrap()[0];
-        let sheet = scenario::run(scenario, &bed).await;
+        let sheet = scenario::run(scenario, &env).await;
         assert!(!sheet.failed, "{name}: {:?}", sheet.notes);
         let series = sheet.parts.iter().flat_map(|part| &part.cases).flat_map(|case| &case.series);
         for series in series {
@@ -30,7 +31,7 @@ async fn scenarios_yield_figures_of_which_a_report_is_made() {
         sheets.push(sheet);
     }
     let folder = tempfile::tempdir().unwrap();
-    report::write(folder.path(), &facts::read(&bed).await.unwrap(), &sheets).unwrap();
+    report::write(folder.path(), &facts::read(&env).await.unwrap(), &sheets).unwrap();
     let results = std::fs::read_to_string(folder.path().join("RESULTS.md")).unwrap();
     for chart in results.split("](charts/").skip(1) {
         let chart = chart.split(')').next().unwrap();

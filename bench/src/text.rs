@@ -1,8 +1,8 @@
-//! Figures as people read them.
+//! Formats figures.
 
 use crate::figures::{Spread, Unit};
 
-/// `1,234,567`: whole, with a comma between thousands.
+/// A whole number with a comma between thousands: `1,234,567`.
 pub(crate) fn thousands(number: f64) -> String {
     let digits = format!("{:.0}", number.abs());
     let mut text = String::new();
@@ -15,7 +15,7 @@ pub(crate) fn thousands(number: f64) -> String {
     if number < 0.0 && digits != "0" { format!("-{text}") } else { text }
 }
 
-/// With as many places as the figure deserves: `0.042`, `1.7`, `12,345`.
+/// A number with three significant places or more: `0.042`, `1.7`, `12,345`.
 pub(crate) fn figure(number: f64) -> String {
     match number.abs() {
         n if n >= 100.0 => thousands(number),
@@ -25,7 +25,7 @@ pub(crate) fn figure(number: f64) -> String {
     }
 }
 
-/// `12,345 (11,900 to 12,800) ev/s`.
+/// A spread with its unit: `12,345 (11,900 to 12,800) ev/s`.
 pub(crate) fn spread(of: Option<Spread>, unit: Unit) -> String {
     match of {
         Some(Spread { low, median, high }) => {
@@ -35,7 +35,7 @@ pub(crate) fn spread(of: Option<Spread>, unit: Unit) -> String {
     }
 }
 
-/// `0.72 (0.65 to 0.80)`.
+/// A ratio: `0.72 (0.65 to 0.80)`.
 pub(crate) fn ratio(of: Option<Spread>) -> String {
     match of {
         Some(Spread { low, median, high }) => format!("{median:.2} ({low:.2} to {high:.2})"),
@@ -43,7 +43,7 @@ pub(crate) fn ratio(of: Option<Spread>) -> String {
     }
 }
 
-/// What a file or a link may be called: `Cold drain, 2 nodes` is `cold-drain-2-nodes`.
+/// A name for a file or a link: `Cold drain, 2 nodes` becomes `cold-drain-2-nodes`.
 pub(crate) fn slug(title: &str) -> String {
     let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter.to_ascii_lowercase() } else { '-' };
     let joined: String = title.replace(',', "").chars().map(plain).collect();
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thousands_are_told_apart() {
+    fn thousands_are_separated() {
         assert_eq!(thousands(0.4), "0");
         assert_eq!(thousands(999.0), "999");
         assert_eq!(thousands(1_000.0), "1,000");
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_called_like_its_title() {
+    fn a_file_is_named_after_its_title() {
         assert_eq!(slug("Commit to handler, 1,000 events/s"), "commit-to-handler-1000-events-s");
     }
 }

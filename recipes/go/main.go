@@ -23,7 +23,7 @@ const tables = `
 	CREATE TABLE IF NOT EXISTS shop_order (id bigint PRIMARY KEY, customer bigint NOT NULL, total bigint NOT NULL);
 	INSERT INTO customer VALUES (7) ON CONFLICT DO NOTHING`
 
-// Event is an event for the relay. What is empty is left to the database.
+// Event is an event for the relay. Empty fields get the database's defaults.
 type Event struct {
 	Type          string
 	Payload       any
@@ -59,7 +59,7 @@ func placeOrder(ctx context.Context, db *sql.DB, order, customer, total int64, t
 		OrderingKey:   fmt.Sprintf("customer-%d", customer),
 		Headers:       map[string]string{"traceparent": traceparent, "source": "shop"},
 	}
-	// Not before tomorrow, and once for each order however often it is asked for.
+	// Due tomorrow, and written once for each order, however often it is requested.
 	review := Event{
 		Type:     "order.review",
 		Payload:  map[string]int64{"order": order},
@@ -78,7 +78,7 @@ func placeOrder(ctx context.Context, db *sql.DB, order, customer, total int64, t
 	return tx.Commit()
 }
 
-// write writes an event, and says whether it is new: it is not if one with its DedupKey is there.
+// write writes an event and reports whether it is new: it is not if an event with its DedupKey exists.
 func write(ctx context.Context, tx *sql.Tx, event Event) (bool, error) {
 	payload, err := json.Marshal(event.Payload)
 	if err != nil {

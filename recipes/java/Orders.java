@@ -16,7 +16,7 @@ public final class Orders {
         CREATE TABLE IF NOT EXISTS shop_order (id bigint PRIMARY KEY, customer bigint NOT NULL, total bigint NOT NULL);
         INSERT INTO customer VALUES (7) ON CONFLICT DO NOTHING""";
 
-    /** An event for the relay. What is null is left to the database. Payload and headers are JSON; headers an object of strings. */
+    /** An event for the relay. Null fields get the database's defaults. Payload and headers are JSON; headers an object of strings. */
     record Event(String type, String payload, String aggregateType, String aggregateId, String orderingKey, String headers,
                  String dedupKey, Duration delay) {
         static Event of(String type, String payload) {
@@ -60,12 +60,12 @@ public final class Orders {
                 insert.setLong(3, total);
                 insert.executeUpdate();
             }
-            // A JSON library makes these texts in a real program.
+            // A real program would use a JSON library.
             write(connection, Event.of("order.placed", "{\"order\": %d, \"total\": %d}".formatted(order, total))
                 .about("order", order)
                 .key("customer-" + customer)
                 .headers("{\"traceparent\": \"%s\", \"source\": \"shop\"}".formatted(traceparent)));
-            // Not before tomorrow, and once for each order however often it is asked for.
+            // Due tomorrow, and written once for each order, however often it is requested.
             write(connection, Event.of("order.review", "{\"order\": %d}".formatted(order))
                 .once("review-" + order)
                 .after(Duration.ofDays(1)));
@@ -78,7 +78,7 @@ public final class Orders {
         }
     }
 
-    /** Writes an event, in the transaction that is open. Its id, or nothing if one with this dedupKey is there. */
+    /** Writes an event, in the transaction that is open. Returns its id, or nothing if an event with this dedupKey exists. */
     static Optional<String> write(Connection connection, Event event) throws SQLException {
         String sql = """
             INSERT INTO outbox_event (event_type, payload, aggregate_type, aggregate_id, ordering_key, headers,

@@ -20,13 +20,13 @@ async function transaction(pool, work) {
     client.release();
     return result;
   } catch (error) {
-    // A client that cannot even roll back is closed, not given back.
+    // A client whose rollback failed is closed, not returned to the pool.
     await client.query('ROLLBACK').then(() => client.release(), (broken) => client.release(broken));
     throw error;
   }
 }
 
-/** An order that cannot be. */
+/** An invalid order. */
 class Refused extends Error {}
 
 /** The order and its events: all of them, or none. */
@@ -42,14 +42,14 @@ async function placeOrder(pool, order, customer, total, traceparent, card = 'goo
       orderingKey: `customer-${customer}`,
       headers: { traceparent, source: 'shop' },
     });
-    // Not before tomorrow, and once for each order however often it is asked for.
+    // Due tomorrow, and written once for each order, however often it is requested.
     await writeEvent(client, 'order.review', { order }, { dedupKey: `review-${order}`, delaySeconds: 86_400 });
     await appendToLog(client, 'OrderPlaced', [`order=${order}`, `customer=${customer}`], { total });
     if (card !== 'good') throw new Refused(`no money from a ${card} card`);
   });
 }
 
-/** Writes an event for the relay. The id of the event, or undefined if one with this dedupKey is there. */
+/** Writes an event for the relay. Returns its id, or undefined if an event with this dedupKey exists. */
 async function writeEvent(client, eventType, payload, options = {}) {
   const { rows } = await client.query(
     `INSERT INTO outbox_event (event_type, payload, aggregate_type, aggregate_id, ordering_key, headers,

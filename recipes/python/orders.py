@@ -17,7 +17,7 @@ TABLES = """
 
 
 class Refused(Exception):
-    """An order that cannot be."""
+    """An invalid order."""
 
 
 def place_order(connection, order, customer, total, traceparent, card="good"):
@@ -35,7 +35,7 @@ def place_order(connection, order, customer, total, traceparent, card="good"):
             ordering_key=f"customer-{customer}",
             headers={"traceparent": traceparent, "source": "shop"},
         )
-        # Not before tomorrow, and once for each order however often it is asked for.
+        # Due tomorrow, and written once for each order, however often it is requested.
         write_event(
             connection,
             "order.review",
@@ -58,7 +58,7 @@ def write_event(
     dedup_key=None,
     delay=timedelta(),
 ):
-    """Writes an event for the relay. The id of the event, or None if one with this dedup_key is there."""
+    """Writes an event for the relay. Returns its id, or None if an event with this dedup_key exists."""
     row = connection.execute(
         """
         INSERT INTO outbox_event (event_type, payload, aggregate_type, aggregate_id, ordering_key, headers,
@@ -90,7 +90,7 @@ def append_to_log(connection, event_type, tags, payload):
 
 
 def main():
-    # autocommit: a transaction begins with `connection.transaction()` and ends with it, not earlier or later.
+    # autocommit: a transaction begins and ends with `connection.transaction()`.
     with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
         connection.execute(TABLES)
         connection.execute("INSERT INTO customer VALUES (7) ON CONFLICT DO NOTHING")

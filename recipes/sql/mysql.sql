@@ -21,8 +21,8 @@ INSERT INTO outbox_event (event_type, payload, aggregate_type, aggregate_id, ord
 VALUES ('order.placed', '{"order": 42, "total": 1250}', 'order', '42', 'customer-7',
         '{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "source": "shop"}');
 
--- Not before tomorrow, and once however often it is asked for. Times are UTC, so not NOW(). An update that changes
--- nothing, instead of INSERT IGNORE, which would pass over other mistakes too.
+-- Due tomorrow, and written once, however often it is requested. Times are UTC, so not NOW(). An update that changes
+-- nothing, instead of INSERT IGNORE, which would hide other errors too.
 INSERT INTO outbox_event (event_type, payload, dedup_key, available_at)
 VALUES ('order.review', '{"order": 41}', 'review-41', UTC_TIMESTAMP(6) + INTERVAL 1 DAY),
        ('order.review', '{"order": 42}', 'review-42', UTC_TIMESTAMP(6) + INTERVAL 1 DAY),
@@ -30,7 +30,7 @@ VALUES ('order.review', '{"order": 41}', 'review-41', UTC_TIMESTAMP(6) + INTERVA
 ON DUPLICATE KEY UPDATE dedup_key = dedup_key;
 
 -- The event log keeps events for any number of readers. Positions come from a counter, which is locked until the commit:
--- append last. Tags stand in the row, and one by one in the table by which they are found.
+-- append last. Tags are in the row, and one by one in the table that is searched.
 UPDATE outbox_log_head SET position = LAST_INSERT_ID(position + 2);
 SET @last = LAST_INSERT_ID();
 INSERT INTO outbox_log (position, event_type, tags, payload)

@@ -21,14 +21,14 @@ INSERT INTO outbox_event (event_type, payload, aggregate_type, aggregate_id, ord
 VALUES ('order.placed', '{"order": 42, "total": 1250}', 'order', '42', 'customer-7',
         '{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "source": "shop"}');
 
--- Not before tomorrow, and once however often it is asked for.
+-- Due tomorrow, and written once, however often it is requested.
 INSERT INTO outbox_event (event_type, payload, dedup_key, available_at)
 VALUES ('order.review', '{"order": 41}', 'review-41', clock_timestamp() + interval '1 day'),
        ('order.review', '{"order": 42}', 'review-42', clock_timestamp() + interval '1 day'),
        ('order.review', '{"order": 42}', 'review-42', clock_timestamp() + interval '1 day')
 ON CONFLICT (dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING;
 
--- The event log keeps events for any number of readers. Its positions are drawn by a trigger.
+-- The event log keeps events for any number of readers. A trigger assigns its positions.
 INSERT INTO outbox_log (event_type, tags, payload)
 VALUES ('OrderPlaced', ARRAY['order=41', 'customer=7'], '{"total": 995}'),
        ('OrderPlaced', ARRAY['order=42', 'customer=7'], '{"total": 1250}');

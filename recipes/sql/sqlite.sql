@@ -3,7 +3,7 @@
 
 CREATE TABLE IF NOT EXISTS shop_order (id integer PRIMARY KEY, customer integer NOT NULL, total integer NOT NULL);
 
--- IMMEDIATE: there is one writer at a time, and one who begins as a reader may be refused when it comes to write.
+-- IMMEDIATE: SQLite has one writer at a time, and a transaction that begins as a reader may fail when it writes.
 BEGIN IMMEDIATE;
 
 INSERT INTO shop_order VALUES (41, 7, 995);
@@ -16,7 +16,7 @@ INSERT INTO outbox_event (event_type, payload, aggregate_type, aggregate_id, ord
 VALUES ('order.placed', '{"order": 42, "total": 1250}', 'order', '42', 'customer-7',
         '{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "source": "shop"}');
 
--- Not before tomorrow, and once however often it is asked for.
+-- Due tomorrow, and written once, however often it is requested.
 INSERT INTO outbox_event (event_type, payload, dedup_key, available_at)
 VALUES ('order.review', '{"order": 41}', 'review-41', datetime('now', '+1 day')),
        ('order.review', '{"order": 42}', 'review-42', datetime('now', '+1 day')),

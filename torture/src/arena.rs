@@ -1,4 +1,4 @@
-//! Arenas: an outbox each, in a mode of its own, with processes of its own.
+//! Arenas: each is one outbox in its own mode, with its own processes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,38 +6,41 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// One outbox that is tortured.
+/// One outbox under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arena {
-    /// Library relays in mode `multi_node`, rows are kept; joins, handlers in transactions, and a log.
+    /// Library relays in mode `multi_node`, done rows are kept; joins, transactional handlers, and
+    /// a log.
     Multi,
-    /// Library relays in mode `single_node`, rows are deleted; joins, and handlers in transactions.
+    /// Library relays in mode `single_node`, done rows are deleted; joins and transactional
+    /// handlers.
     Single,
-    /// The command `outbox relay` in mode `multi-node`, which publishes to NATS; a reader with an inbox.
+    /// The command `outbox relay` in mode `multi-node`, which publishes to NATS; a reader with an
+    /// inbox.
     Broker,
 }
 
-/// How long an event is a relay's without being renewed, in [`Arena::Multi`] and [`Arena::Broker`], unless it is said otherwise.
+/// Default duration of an event's lease in [`Arena::Multi`] and [`Arena::Broker`].
 pub const LEASE: Duration = Duration::from_secs(4);
 
-/// How long the one relay leads without being renewed, in [`Arena::Single`]: the product's own.
+/// Duration of the leader's lease in [`Arena::Single`]: the library's default.
 pub const LEADERSHIP: Duration = Duration::from_secs(15);
 
-/// How often a [`Worn`](crate::work::Kind::Worn) event is tried.
+/// Attempts of a [`Worn`](crate::work::Kind::Worn) event before it is dead-lettered.
 pub const WORN_OUT_AFTER: u32 = 3;
 
-/// What publishes the log.
+/// Names of the publishers of the log.
 pub const PUBLISHERS: [&str; 2] = ["first", "second"];
 
 /// The topic of the log.
 pub const TOPIC: &str = "all";
 
 impl Arena {
-    /// All of them.
+    /// All arenas.
     pub const ALL: [Self; 3] = [Self::Multi, Self::Single, Self::Broker];
 
-    /// As it is written.
+    /// The name on the command line and in process names.
     pub fn name(self) -> &'static str {
         match self {
             Self::Multi => "multi",
@@ -46,12 +49,12 @@ impl Arena {
         }
     }
 
-    /// The table of its events; the names of all other tables begin with it.
+    /// The table of events; the names of all other tables begin with this name.
     pub fn table(self, prefix: &str) -> String {
         format!("{prefix}{}", self.name())
     }
 
-    /// How long an event is held without being renewed, if leases last so long.
+    /// How long an event is held without renewal, given the configured lease.
     pub fn lease(self, lease: Duration) -> Duration {
         match self {
             Self::Single => LEADERSHIP,
@@ -59,22 +62,23 @@ impl Arena {
         }
     }
 
-    /// Whether an event of this id is one of its work: ids begin with the name of the process that writes the event.
+    /// Whether the event was written by a process of this arena: ids begin with the writer's
+    /// process name.
     pub fn owns(self, id: &str) -> bool {
         id.split_once('-').is_some_and(|(arena, _)| arena == self.name())
     }
 
-    /// Whether there is a log in it.
+    /// Whether the arena has a log.
     pub fn has_log(self) -> bool {
         self == Self::Multi
     }
 
-    /// Whether it has handlers of the library, which see more than a broker does.
+    /// Whether the arena has library handlers, which record more than a broker's reader does.
     pub fn has_handlers(self) -> bool {
         self != Self::Broker
     }
 
-    /// Whether rows of events that are done stay.
+    /// Whether rows of done events are kept.
     pub fn keeps_rows(self) -> bool {
         self == Self::Multi
     }

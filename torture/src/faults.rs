@@ -1,9 +1,9 @@
-//! What can be done to processes, databases and the broker.
+//! Faults that the nemesis injects into processes, databases and the broker.
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::servers::Kind;
+use crate::servers::DatabaseKind;
 
 /// One kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,40 +14,44 @@ pub enum Fault {
     KillWriter,
     /// SIGSTOP for longer than the lease, then SIGCONT.
     Stop,
-    /// The database ends without a shutdown, and comes back.
+    /// The database crashes without a shutdown and is started again.
     Restart,
-    /// A process's connections to the database are cut, both ways.
+    /// A process's connections to the database are cut in both directions.
     Cut,
-    /// What the database answers to a process is held back, and then its connections are cut: commits without an answer.
+    /// The database's responses to a process are held back, then its connections are cut: commits
+    /// whose result the process never learns.
     Mute,
-    /// The database is told to end all connections (`pg_terminate_backend`, `KILL`).
+    /// The database server terminates all connections (`pg_terminate_backend`, `KILL`).
     Terminate,
-    /// The broker is killed, or hangs, and comes back.
+    /// The broker is killed or stopped, and started or continued again.
     Outage,
     /// The disk of the database is full for a while.
     Full,
     /// The clock of a process is ten minutes ahead or behind for a while.
     Clock,
-    /// One in a hundred handlers panics. Part of the work, not of the schedule.
+    /// One in a hundred handlers panics. Part of the workload, not of the schedule.
     Panic,
-    /// One in a thousand handlers ends its process. Part of the work, not of the schedule.
+    /// One in a thousand handlers aborts its process. Part of the workload, not of the schedule.
     Abort,
-    /// All relays are stopped by SIGTERM, one after another, and started with a type of events that the others do not know.
+    /// All processes are stopped by SIGTERM, one after another, and started with an event type that
+    /// the others do not know.
     Upgrade,
-    /// The process that leads the `single_node` arena is killed, stopped or cut off.
+    /// The leader of the `single_node` arena is killed, stopped or cut off.
     Leader,
-    /// Rows with boundary values in any of their columns are inserted by plain SQL, also in the columns of the relay.
+    /// Rows with boundary values in any column, including the relay's columns, are inserted by
+    /// plain SQL.
     Poison,
-    /// Rows that are larger than a relay takes are inserted by plain SQL.
+    /// Rows larger than a relay accepts are inserted by plain SQL.
     Oversize,
-    /// The receiver of webhooks answers 429, 503, 500 or 401, hangs, drips or resets, and then answers as it should.
+    /// The webhook receiver answers 429, 503, 500 or 401, hangs, drips or resets, then answers
+    /// correctly again.
     Receiver,
-    /// All processes reach PostgreSQL through PgBouncer, which is killed and comes back.
+    /// All processes reach PostgreSQL through PgBouncer, which is killed and started again.
     Pooler,
 }
 
 impl Fault {
-    /// All of them.
+    /// All faults.
     pub const ALL: [Self; 18] = [
         Self::KillRelay,
         Self::KillWriter,
@@ -69,7 +73,7 @@ impl Fault {
         Self::Pooler,
     ];
 
-    /// As it is written on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::KillRelay => "kill-relay",
@@ -93,29 +97,29 @@ impl Fault {
         }
     }
 
-    /// Whether it is part of a run that names no faults.
+    /// Whether the fault is part of a run that names no faults.
     pub fn is_default(self) -> bool {
         self != Self::Pooler
     }
 
-    /// Whether a plan schedules it. The others are in the work itself.
+    /// Whether a plan schedules the fault. The others are part of the workload.
     pub fn is_scheduled(self) -> bool {
         !matches!(self, Self::Panic | Self::Abort)
     }
 
-    /// Whether it can be done to this database: SQLite is a file, without connections or a server, and without a clock beside the
-    /// one of the machine that all its processes are on; PgBouncer is PostgreSQL's.
-    pub fn applies_to(self, database: Kind) -> bool {
+    /// Whether the fault applies to this database. SQLite is a file without connections, server or
+    /// clock of its own; PgBouncer works with PostgreSQL only.
+    pub fn applies_to(self, database: DatabaseKind) -> bool {
         let of_servers =
             matches!(self, Self::Restart | Self::Cut | Self::Mute | Self::Terminate | Self::Clock);
         match database {
-            Kind::Sqlite => !of_servers && self != Self::Pooler,
-            Kind::Mariadb => self != Self::Pooler,
-            Kind::Postgres => true,
+            DatabaseKind::Sqlite => !of_servers && self != Self::Pooler,
+            DatabaseKind::Mariadb => self != Self::Pooler,
+            DatabaseKind::Postgres => true,
         }
     }
 
-    /// How often it comes, against the others.
+    /// Relative frequency in a plan.
     pub fn weight(self) -> u32 {
         match self {
             Self::KillRelay => 8,

@@ -1,4 +1,5 @@
-//! Nothing is left behind, however we end: a small shell outlives us and cleans up.
+//! Cleans up however the torture test ends: a small shell outlives it, kills its processes and
+//! removes its files.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -11,8 +12,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-/// Learns what there is to end and to remove, a line for each change. Its input ends when we do, even by SIGKILL.
-const AT_THE_END: &str = r#"
+/// Reads process groups and mounts, a line for each change. Its input closes when the torture test
+/// ends, even by SIGKILL.
+const CLEANUP_SCRIPT: &str = r#"
 trap '' HUP INT TERM
 groups= mounts=
 while read -r what name; do
@@ -30,7 +32,7 @@ for mount in $mounts; do umount "$mount" || umount -l "$mount"; done
 rm -rf -- "$1" || { sleep 1; rm -rf -- "$1"; }
 "#;
 
-/// A folder for everything that does not stay, and the processes that end with us.
+/// A temporary folder, and the processes that are killed when the torture test ends.
 #[derive(Clone, Debug)]
 pub struct Guard(Arc<Inner>);
 
@@ -41,11 +43,11 @@ struct Inner {
 }
 
 impl Guard {
-    /// With a new folder below /tmp, where every account can get.
+    /// Creates a guard with a new folder below /tmp, which every account can access.
     pub fn new() -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("outbox-torture-").tempdir_in("/tmp")?.keep();
         let shell = Command::new("/bin/sh")
-            .args(["-c", AT_THE_END, "outbox-torture"])
+            .args(["-c", CLEANUP_SCRIPT, "outbox-torture"])
             .arg(&folder)
             .current_dir("/")
             .stdin(Stdio::piped())
@@ -57,42 +59,42 @@ impl Guard {
         Ok(Self(Arc::new(Inner { folder, shell: Mutex::new(shell) })))
     }
 
-    /// The folder that is removed in the end.
+    /// The folder that is removed at the end.
     pub fn folder(&self) -> &Path {
         &self.0.folder
     }
 
-    fn tell(&self, what: &str, name: &str) {
-        let mut shell = self.0.shell.lock().expect("nobody panics with it");
+    fn notify_shell(&self, what: &str, name: &str) {
+        let mut shell = self.0.shell.lock().expect("no thread panics while it holds the lock");
         if let Some(input) = &mut shell.stdin {
             let _ = writeln!(input, "{what} {name}");
         }
     }
 
-    /// This is unmounted in the end.
+    /// Registers a mount point that is unmounted at the end.
     pub fn mounted(&self, folder: &Path) {
-        self.tell("mount", &folder.display().to_string());
+        self.notify_shell("mount", &folder.display().to_string());
     }
 
-    /// Starts a process in a group of its own, with what it says going to this file.
+    /// Starts a process in its own process group; its output goes to this file.
     pub fn spawn(&self, mut command: Command, log: &Path) -> Result<Process> {
         let log = File::options().create(true).append(true).open(log)?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         let child = command.spawn().with_context(|| format!("cannot run {:?}", command.get_program()))?;
-        self.tell("+", &child.id().to_string());
+        self.notify_shell("+", &child.id().to_string());
         Ok(Process { child, guard: self.clone(), status: None })
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let shell = self.shell.get_mut().expect("nobody panics with it");
+        let shell = self.shell.get_mut().expect("no thread panics while it holds the lock");
         drop(shell.stdin.take());
         let _ = shell.wait();
     }
 }
 
-/// A process that ends with us.
+/// A process that is killed when the torture test ends.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -101,34 +103,35 @@ pub struct Process {
 }
 
 impl Process {
-    /// Its number.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// How it ended, if it did.
+    /// Exit status, if the process has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
             self.status = self.child.try_wait().ok().flatten();
             if self.status.is_some() {
-                // Its number may soon be another's.
-                self.guard.tell("-", &self.child.id().to_string());
+                // The process id may be reused.
+                self.guard.notify_shell("-", &self.child.id().to_string());
             }
         }
         self.status
     }
 
-    /// Sends a signal to it alone.
+    /// Sends a signal to the process, not to its group.
     pub fn signal(&self, signal: Signal) {
         if self.status.is_none() {
             let _ = kill_process(Pid::from_child(&self.child), signal);
         }
     }
 
-    /// Ends it by this signal, or after a while by SIGKILL.
-    pub async fn end(&mut self, signal: Signal, patience: Duration) -> Option<ExitStatus> {
+    /// Sends the signal and waits for the process to end; after the timeout kills its group by
+    /// SIGKILL.
+    pub async fn end(&mut self, signal: Signal, timeout: Duration) -> Option<ExitStatus> {
         self.signal(signal);
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         while self.ended().is_none() {
             if Instant::now() > deadline {
                 let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
@@ -149,7 +152,7 @@ impl Drop for Process {
     }
 }
 
-/// How a process ended, in words.
+/// Describes an exit status.
 pub fn in_words(status: ExitStatus) -> String {
     match status.signal() {
         Some(signal) => format!("signal {signal}"),

@@ -1,6 +1,6 @@
-//! The history: what each process saw and did, a line of JSON for each, in a file of its own.
-//!
-//! A line is written with one system call and without a buffer. It is there even if the process is killed right after.
+//! The history: every operation of each process as a line of JSON, in one file per process. A line
+//! is written with one unbuffered system call, so it survives when the process is killed right
+//! after.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -14,16 +14,16 @@ use crate::arena::Arena;
 use crate::clock::now;
 use crate::work::Spec;
 
-/// One thing that happened.
+/// One operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// When, in microseconds, by the clock that all processes share.
+    /// Time in microseconds, by the clock that all processes share.
     pub t: u64,
-    /// Who says so.
+    /// Name of the process that recorded the operation.
     pub p: String,
-    /// What it is.
+    /// The operation.
     #[serde(flatten)]
-    pub what: What,
+    pub op: Op,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out a reference")]
@@ -31,47 +31,49 @@ fn is_false(flag: &bool) -> bool {
     !flag
 }
 
-/// What can happen.
+/// Kinds of operations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
-pub enum What {
-    /// The world begins.
+pub enum Op {
+    /// The run begins.
     Setup {
-        /// How long leases last, in milliseconds.
+        /// Duration of leases, in milliseconds.
         lease: u64,
-        /// Whether the database has one writer at a time: a process that is stopped may keep all others from writing.
+        /// Whether the database has a single writer: a process that is stopped may block all
+        /// others.
         #[serde(default, skip_serializing_if = "is_false")]
         one_writer: bool,
     },
-    /// A row is about to be inserted by plain SQL that is not part of the work: nothing is expected of it.
+    /// A row that is not part of the workload is about to be inserted by plain SQL; no outcome is
+    /// expected of it.
     Foreign {
-        /// Into the table of this arena.
+        /// The arena whose table gets the row.
         arena: Arena,
-        /// Its id.
+        /// The row's event id.
         id: String,
-        /// What is hostile about it.
+        /// Description of the hostile values.
         text: String,
     },
-    /// The receiver of webhooks has taken an event.
+    /// The webhook receiver accepted an event.
     Received {
         /// The event.
         id: String,
-        /// The event's place in its table.
+        /// The event's sequence number.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         seq: Option<i64>,
     },
-    /// A writer is about to write these in a transaction.
+    /// A writer is about to write these events in a transaction.
     Writing {
         /// The transaction.
         tx: String,
         /// Its events, in order.
         events: Vec<Spec>,
     },
-    /// That transaction is over.
+    /// The transaction ended.
     Ended {
         /// The transaction.
         tx: String,
-        /// What the writer was told.
+        /// The result that the writer saw.
         how: Commit,
         /// The error, if there was one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,123 +81,123 @@ pub enum What {
     },
     /// A handler starts.
     Started {
-        /// The number of this run in its process.
+        /// Number of this run in its process.
         run: u64,
         /// The event.
         id: String,
-        /// Its place in the table, where the relay knows it.
+        /// The event's sequence number, if the relay knows it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         seq: Option<i64>,
-        /// Which attempt the relay says it is.
+        /// Number of the attempt, as the relay counts.
         attempt: u32,
     },
     /// A handler ends.
     Finished {
         /// The run.
         run: u64,
-        /// With what it says.
-        how: Said,
+        /// The handler's outcome.
+        how: HandlerOutcome,
     },
-    /// A publisher of the log got these positions.
+    /// A publisher of the log received these positions.
     Published {
-        /// Its name.
+        /// Name of the publisher.
         publisher: String,
-        /// Of whose leadership.
+        /// Epoch of the relay's leadership.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         epoch: Option<i64>,
-        /// In order.
+        /// The positions, in the order of publishing.
         positions: Vec<i64>,
     },
     /// A reader got a message from the broker.
     Arrived {
         /// The event.
         id: String,
-        /// The event's place in its table.
+        /// The event's sequence number.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         seq: Option<i64>,
-        /// The message's place in the stream.
+        /// The message's position in the stream.
         place: u64,
     },
-    /// Where a publisher of the log stands, as its table says.
+    /// The saved position of a publisher of the log, read from its table.
     Position {
         /// The publisher.
         publisher: String,
-        /// Up to here.
+        /// The last position that is published.
         position: i64,
     },
     /// A process was started.
     Born {
-        /// Its name.
+        /// Name of the process.
         process: String,
-        /// Its number.
+        /// Process id.
         pid: u32,
     },
-    /// A process is no more.
+    /// A process ended.
     Gone {
-        /// Its name.
+        /// Name of the process.
         process: String,
-        /// How it ended.
+        /// Exit code or signal.
         how: String,
-        /// Whether somebody did that to it, or it was told to.
+        /// Whether the end was caused by a fault or by a requested stop.
         expected: bool,
     },
     /// A fault begins.
     Hit {
-        /// Its name.
+        /// Name of the fault.
         fault: String,
-        /// Whom it hits; everybody if it is not said.
+        /// The affected process; all processes if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         process: Option<String>,
     },
-    /// It is over.
+    /// A fault ends.
     Over {
-        /// Its name.
+        /// Name of the fault.
         fault: String,
-        /// Whom it hit.
+        /// The affected process.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         process: Option<String>,
     },
 }
 
-/// What a writer was told of its transaction.
+/// Result of a transaction as its writer saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Commit {
-    /// It is committed.
+    /// The commit succeeded.
     Committed,
-    /// It was rolled back, as the writer wanted.
+    /// The writer rolled it back.
     RolledBack,
-    /// An error before the commit, or the commit's own: nothing of it is there.
+    /// An error before or during the commit: nothing was written.
     Failed,
-    /// Nobody knows: the connection was lost during the commit.
+    /// The connection was lost during the commit: the result is unknown.
     Unknown,
 }
 
-/// What a handler says.
+/// Outcome of one run of a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
+pub enum HandlerOutcome {
     /// Done.
     Done,
-    /// Try again.
+    /// Failed; to be retried.
     Failed,
-    /// Never.
+    /// Dead-lettered by the handler.
     Dead,
-    /// It panicked.
+    /// The handler panicked.
     Panicked,
-    /// It was dropped before its end, as when a relay stops.
+    /// The handler's future was dropped before it completed, as when a relay stops.
     Dropped,
 }
 
 /// Writes the history of one process.
 #[derive(Debug)]
-pub struct Scribe {
+pub struct Writer {
     process: String,
     file: Mutex<File>,
 }
 
-impl Scribe {
-    /// The history of this process, in this folder.
+impl Writer {
+    /// Opens the history of this process in this folder.
     pub fn new(folder: &Path, process: &str) -> Result<Self> {
         let path = folder.join(format!("{process}.jsonl"));
         let file = File::options().create(true).append(true).open(&path);
@@ -203,35 +205,35 @@ impl Scribe {
         Ok(Self { process: process.to_owned(), file: Mutex::new(file) })
     }
 
-    /// Whose history it is.
+    /// The process whose history this is.
     pub fn process(&self) -> &str {
         &self.process
     }
 
-    /// Notes that this happens now.
-    pub fn note(&self, what: What) {
-        self.note_at(now(), what);
+    /// Records an operation that happens now.
+    pub fn record(&self, op: Op) {
+        self.record_at(now(), op);
     }
 
-    /// Notes that this happened.
+    /// Records an operation that happened at this time.
     ///
     /// # Panics
     /// If the file cannot be written: a history with holes proves nothing.
-    pub fn note_at(&self, t: u64, what: What) {
-        let record = Record { t, p: self.process.clone(), what };
-        let mut line = serde_json::to_vec(&record).expect("a record is JSON");
+    pub fn record_at(&self, t: u64, op: Op) {
+        let record = Record { t, p: self.process.clone(), op };
+        let mut line = serde_json::to_vec(&record).expect("a record serializes to JSON");
         line.push(b'\n');
-        let mut file = self.file.lock().expect("nobody panics with it");
+        let mut file = self.file.lock().expect("no thread panics while it holds the lock");
         file.write_all(&line).expect("the history can be written");
     }
 }
 
-/// A record, and where it is.
+/// A record and its location.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// The file's name and the number of the line.
+    /// File name and line number.
     pub place: String,
-    /// What it says.
+    /// The record.
     pub record: Record,
 }
 
@@ -242,7 +244,7 @@ impl std::fmt::Display for Line {
     }
 }
 
-/// The histories of a folder.
+/// The history files of a folder.
 pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -255,14 +257,14 @@ pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// All histories of a folder as one, in the order of time.
+/// Reads all histories of a folder, merged in order of time.
 pub fn read(folder: &Path) -> Result<Vec<Line>> {
     let mut lines = Vec::new();
     for path in files(folder)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let text = fs::read_to_string(&path)?;
         for (number, line) in text.lines().enumerate() {
-            // A process that was killed may have left half a line, as its last one.
+            // A process that was killed may leave an incomplete last line.
             if let Ok(record) = serde_json::from_str(line) {
                 lines.push(Line { place: format!("{name}:{}", number + 1), record });
             } else if number + 1 < text.lines().count() {

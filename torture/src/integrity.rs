@@ -1,5 +1,6 @@
-//! Whether the database's own files are whole. A server that damages its tables, as one may whose disk was full, loses what it likes:
-//! no outbox can help that, and none is blamed for it.
+//! Checks the database's own files for damage. A server can corrupt its tables, for example after
+//! its disk was full; events lost that way are not the outbox's fault and are not reported as
+//! violations.
 
 use std::time::Duration;
 
@@ -8,21 +9,21 @@ use outbox::StorageFault;
 use sqlx::Connection as _;
 
 use crate::arena::Arena;
-use crate::base::Base;
+use crate::database::TestDatabase;
 
-/// How long looking at one arena may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit for the check of one arena.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What belongs to an arena, beside the table of events itself.
+/// Suffixes of the checked tables of an arena; the empty one is the table of events.
 const TABLES: [&str; 7] = ["", "_marker", "_ledger", "_account", "_join", "_lease", "_attempt"];
 
-/// What is damaged of an arena's tables, as the database tells; nothing if they are whole.
-pub async fn damage<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<Vec<String>> {
-    let looking = async {
+/// Describes all damage to an arena's tables that the database reports; empty if they are intact.
+pub async fn damage<DB: TestDatabase>(url: &str, arena: Arena, prefix: &str) -> Result<Vec<String>> {
+    let check = async {
         let mut conn = DB::Connection::connect(url).await?;
         let mut tables = Vec::new();
         for table in TABLES.map(|rest| format!("{}{rest}", arena.table(prefix))) {
-            // Not every version has all of them.
+            // Not every schema version has all of these tables.
             if !DB::texts(&mut conn, &DB::columns_sql(&table)).await?.is_empty() {
                 tables.push(table);
             }
@@ -36,5 +37,5 @@ pub async fn damage<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<V
             }
         }
     };
-    tokio::time::timeout(PATIENCE, looking).await?
+    tokio::time::timeout(TIMEOUT, check).await?
 }

@@ -1,33 +1,33 @@
-//! The torture test: real processes around real databases and a real broker, faults from a seeded plan, a history of everything that
-//! anybody saw, and a checker that decides.
+//! The torture test runs real processes against real databases and a real broker, injects faults
+//! from a seeded plan, records a history of everything the processes saw, and checks that history.
 //!
 //! ```text
 //! plan ──► world ──► roles (writer, relay, reader), the command `outbox`, servers
 //!            │                    │
-//!            └──── history ◄──────┘ ──► checker ◄── state (what the database says in the end)
+//!            └──── history ◄──────┘ ──► checker ◄── state (the database at the end)
 //!                                          │
 //!                                        report
 //! ```
 //!
-//! | room | what it knows |
+//! | module | content |
 //! | --- | --- |
-//! | [`plan`] | which fault when, from a seed: the same seed is the same plan |
-//! | [`faults`] | what can be done to them |
-//! | [`world`] | starts and ends everything, does what the plan says |
-//! | [`roles`] | what the processes do |
-//! | [`work`] | which events are written, and what should become of each |
-//! | [`poison`] | hostile rows, as any program can insert them |
-//! | [`receiver`] | a receiver of webhooks that can misbehave |
-//! | [`integrity`] | whether the database's own files are whole |
-//! | [`history`] | what happened, a line for each thing, by one clock |
-//! | [`state`] | what the database says in the end |
-//! | [`checker`] | a pure function of history and state: everything that must not have happened, with the lines that prove it |
-//! | [`report`] | the table at the end |
+//! | [`plan`] | the schedule of faults; the same seed gives the same plan |
+//! | [`faults`] | the kinds of faults |
+//! | [`world`] | starts and stops everything; its nemesis injects the faults of the plan |
+//! | [`roles`] | the code that each process runs |
+//! | [`work`] | the events that are written, and the expected outcome of each |
+//! | [`poison`] | hostile rows, inserted by plain SQL |
+//! | [`receiver`] | a webhook receiver that can misbehave |
+//! | [`integrity`] | checks the database's own files for damage |
+//! | [`history`] | every operation, one line of JSON each, by one clock |
+//! | [`state`] | the tables at the end of the run |
+//! | [`checker`] | finds violations, a pure function of history and state |
+//! | [`report`] | the summary table |
 
 pub mod arena;
-pub mod base;
 pub mod checker;
 pub mod clock;
+pub mod database;
 pub mod faults;
 pub mod guard;
 pub mod history;

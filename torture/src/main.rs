@@ -1,4 +1,4 @@
-//! The command line of the torture test. Most people run it as `cargo xtask torture`.
+//! The command line of the torture test; `cargo xtask torture` builds and runs it.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -7,16 +7,16 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use torture::arena::{Arena, LEASE};
-use torture::base::Base;
 use torture::by_url;
+use torture::database::TestDatabase;
 use torture::faults::Fault;
 use torture::report;
-use torture::roles::{Told, reader, relay, writer};
-use torture::servers::{Disk, Kind, Pooler};
+use torture::roles::{ProcessOptions, reader, relay, writer};
+use torture::servers::{DatabaseKind, Disk, Pooler};
 use torture::world::{self, Settings};
 
 #[derive(Parser)]
-#[command(about = "Real processes, real faults, a history, and a checker that decides")]
+#[command(about = "Runs real processes with real faults, records a history, and checks it")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -24,19 +24,19 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Tortures the outbox.
+    /// Runs the torture test.
     Run(Run),
     /// Checks the histories of a folder again.
     Check {
         /// Such as target/torture/42/postgres.
         folder: PathBuf,
     },
-    /// Plays a role: for the torture test itself.
+    /// Runs one process of the torture test; used by the torture test itself.
     #[command(hide = true)]
-    Play {
+    Process {
         role: Role,
         #[command(flatten)]
-        told: Told,
+        options: ProcessOptions,
     },
 }
 
@@ -62,35 +62,36 @@ enum Role {
 
 #[derive(Args)]
 struct Run {
-    /// How long faults go on, for each database.
+    /// How long faults are injected, for each database.
     #[arg(long, default_value_t = 5.0)]
     minutes: f64,
-    /// What the schedule of faults follows from; a random one if it is not given.
+    /// Seed of the fault schedule; random if not given.
     #[arg(long)]
     seed: Option<u64>,
     /// postgres, mariadb, sqlite, or all, one after another.
     #[arg(long, default_value = "postgres")]
     database: String,
-    /// Which faults, such as kill-relay,cut; those that are on by default if it is not given, `all` for every one.
+    /// Faults to inject, such as kill-relay,cut; the default faults if not given, `all` for every
+    /// one.
     #[arg(long, value_delimiter = ',')]
     faults: Option<Vec<Faults>>,
-    /// Which arenas: multi, single, broker; all if it is not given.
+    /// Arenas to run: multi, single, broker; all if not given.
     #[arg(long, value_delimiter = ',')]
     arenas: Option<Vec<Arena>>,
-    /// Transactions a second, of each of the four or so writers.
+    /// Transactions per second of each writer; there are about four.
     #[arg(long, default_value_t = 25)]
     rate: u32,
-    /// How long leases last, in seconds. Longer ones for a machine that is busy: a process that gets no time for so long is not
-    /// excused.
+    /// Duration of leases, in seconds. Use longer ones on a busy machine: a process that is not
+    /// scheduled for so long is not excused.
     #[arg(long, default_value_t = LEASE.as_secs_f64())]
     lease: f64,
     /// Keep the histories of a run without violations as well.
     #[arg(long)]
     keep: bool,
-    /// Where histories go: a folder for each seed.
+    /// Folder for histories, with a subfolder for each seed.
     #[arg(long, default_value = "target/torture")]
     folder: PathBuf,
-    /// The command `outbox`; beside this program if it is not given.
+    /// The command `outbox`; the one beside this program if not given.
     #[arg(long)]
     outbox: Option<PathBuf>,
 }
@@ -102,12 +103,12 @@ async fn main() -> ExitCode {
         Command::Run(run) => tokio::select! {
             done = torture(run) => done,
             () = interrupted() => {
-                eprintln!("interrupted: everything is ended");
+                eprintln!("interrupted: all processes are stopped");
                 Ok(ExitCode::from(130))
             }
         },
         Command::Check { folder } => check(&folder),
-        Command::Play { role, told } => play(role, &told).await,
+        Command::Process { role, options } => run_process(role, &options).await,
     };
     done.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
@@ -128,18 +129,18 @@ async fn interrupted() {
     }
 }
 
-async fn play(role: Role, told: &Told) -> Result<ExitCode> {
+async fn run_process(role: Role, options: &ProcessOptions) -> Result<ExitCode> {
     let filter = tracing_subscriber::EnvFilter::new("warn,outbox::events=off");
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    async fn act<DB: Base>(role: Role, told: &Told) -> Result<()> {
+    async fn run_role<DB: TestDatabase>(role: Role, options: &ProcessOptions) -> Result<()> {
         match role {
-            Role::HotWriter => writer::play::<DB>(told, true).await,
-            Role::Writer => writer::play::<DB>(told, false).await,
-            Role::Relay => relay::play::<DB>(told).await,
-            Role::Reader => reader::play::<DB>(told).await,
+            Role::HotWriter => writer::run::<DB>(options, true).await,
+            Role::Writer => writer::run::<DB>(options, false).await,
+            Role::Relay => relay::run::<DB>(options).await,
+            Role::Reader => reader::run::<DB>(options).await,
         }
     }
-    by_url!(told.database, act::<DB>(role, told))?;
+    by_url!(options.database, run_role::<DB>(role, options))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -154,7 +155,7 @@ fn check(folder: &Path) -> Result<ExitCode> {
 
 async fn torture(run: Run) -> Result<ExitCode> {
     let databases = match run.database.as_str() {
-        "all" => Kind::ALL.to_vec(),
+        "all" => DatabaseKind::ALL.to_vec(),
         one => vec![one.parse().map_err(anyhow::Error::msg)?],
     };
     let seed = run.seed.unwrap_or_else(|| rand::random_range(1..1_000_000));
@@ -166,11 +167,9 @@ async fn torture(run: Run) -> Result<ExitCode> {
         let outcome = world::run(settings).await?;
         if !outcome.damage.is_empty() {
             damaged = true;
-            println!(
-                "\n{database}: THE DATABASE DAMAGED ITS OWN FILES, and what was lost with them is lost:"
-            );
+            println!("\n{database}: THE DATABASE DAMAGED ITS OWN FILES; events may be lost with them:");
             outcome.damage.iter().for_each(|damage| println!("    {damage}"));
-            println!("This run proves nothing of the outbox; the histories are in {}", folder.display());
+            println!("This run proves nothing about the outbox; the histories are in {}", folder.display());
         } else if outcome.is_clean() {
             println!("\n{database}: no violation");
         } else {
@@ -186,16 +185,16 @@ async fn torture(run: Run) -> Result<ExitCode> {
     })
 }
 
-fn settings(run: &Run, database: Kind, seed: u64) -> Result<Settings> {
-    let player = std::env::current_exe()?;
-    let outbox = run.outbox.clone().unwrap_or_else(|| player.with_file_name("outbox"));
+fn settings(run: &Run, database: DatabaseKind, seed: u64) -> Result<Settings> {
+    let program = std::env::current_exe()?;
+    let outbox = run.outbox.clone().unwrap_or_else(|| program.with_file_name("outbox"));
     let mut arenas = run.arenas.clone().unwrap_or_else(|| Arena::ALL.to_vec());
     if arenas.contains(&Arena::Broker) {
         if !outbox_testbed::Plan::nats().is_here() {
             println!("left out: the arena `broker`, because nats-server is not installed");
             arenas.retain(|arena| *arena != Arena::Broker);
         } else if !outbox.is_file() {
-            bail!("{} is not there: build it with `cargo build -p outbox-cli`", outbox.display());
+            bail!("{} not found: build it with `cargo build -p outbox-cli`", outbox.display());
         }
     }
     let mut faults: Vec<Fault> = match &run.faults {
@@ -206,7 +205,7 @@ fn settings(run: &Run, database: Kind, seed: u64) -> Result<Settings> {
     leave_out(
         &mut faults,
         Fault::Pooler,
-        (!Pooler::is_here()).then(|| "PgBouncer is not installed".to_owned()),
+        (!Pooler::is_installed()).then(|| "PgBouncer is not installed".to_owned()),
     );
     let faketime = faults.contains(&Fault::Clock).then(faketime).flatten();
     leave_out(
@@ -229,7 +228,7 @@ fn settings(run: &Run, database: Kind, seed: u64) -> Result<Settings> {
     }
     Ok(Settings {
         database,
-        given: None,
+        external: None,
         arenas,
         faults,
         seed,
@@ -239,7 +238,7 @@ fn settings(run: &Run, database: Kind, seed: u64) -> Result<Settings> {
         slow: true,
         folder: std::path::absolute(run.folder.join(seed.to_string()).join(database.name()))?,
         keep: run.keep,
-        player,
+        program,
         outbox,
         faketime,
         verbose: true,
@@ -253,7 +252,7 @@ fn leave_out(faults: &mut Vec<Fault>, fault: Fault, why: Option<String>) {
     }
 }
 
-/// Where Debian puts it.
+/// The path at which Debian installs libfaketime.
 fn faketime() -> Option<PathBuf> {
     let folders = std::fs::read_dir("/usr/lib").ok()?.flatten().map(|entry| entry.path());
     let mut libraries = folders.map(|folder| folder.join("faketime/libfaketimeMT.so.1"));

@@ -1,4 +1,4 @@
-//! Which fault when: from a seed, so that a run can be repeated.
+//! The schedule of faults, derived from a seed so that a run can be repeated.
 
 use std::time::Duration;
 
@@ -10,44 +10,44 @@ use crate::faults::Fault;
 /// One fault of the schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// When, after the start.
+    /// Time after the start.
     pub at: Duration,
-    /// What.
+    /// The fault.
     pub fault: Fault,
-    /// Whom: of those that it can hit, the one with this number, counted round and round.
+    /// Selects the target: an index into the possible targets, modulo their number.
     pub pick: u64,
-    /// Decides about the rest: how long, and which variant.
-    pub dice: u64,
+    /// Random bits for everything else: the duration and the variant.
+    pub random: u64,
 }
 
-/// How long nothing happens at first: everything starts.
-const PEACE: Duration = Duration::from_secs(2);
+/// Time without faults at the start, in which all processes start up.
+const START_UP: Duration = Duration::from_secs(2);
 
-/// The schedule of a seed.
+/// Derives the schedule from a seed.
 pub fn plan(seed: u64, length: Duration, faults: &[Fault]) -> Vec<Step> {
-    let mut dice = SmallRng::seed_from_u64(seed);
+    let mut rng = SmallRng::seed_from_u64(seed);
     let mut scheduled: Vec<Fault> = faults.iter().copied().filter(|fault| fault.is_scheduled()).collect();
     scheduled.sort_unstable();
     scheduled.dedup();
     let total: u32 = scheduled.iter().map(|fault| fault.weight()).sum();
     let mut steps = Vec::new();
-    let mut at = PEACE;
+    let mut at = START_UP;
     if total == 0 {
         return steps;
     }
     loop {
-        at += Duration::from_millis(dice.random_range(500..3_500));
+        at += Duration::from_millis(rng.random_range(500..3_500));
         if at >= length {
             break;
         }
-        let mut chosen = dice.random_range(0..total);
+        let mut chosen = rng.random_range(0..total);
         let fault = scheduled.iter().copied().find(|fault| {
             let hit = chosen < fault.weight();
             chosen = chosen.saturating_sub(fault.weight());
             hit
         });
         let Some(fault) = fault else { break };
-        steps.push(Step { at, fault, pick: dice.random(), dice: dice.random() });
+        steps.push(Step { at, fault, pick: rng.random(), random: rng.random() });
     }
     steps
 }

@@ -1,29 +1,29 @@
-//! Hostile rows: what any program with a connection can insert into the table of events.
+//! Hostile rows: anything that a program with a connection can insert into the table of events.
 //!
-//! The columns are those that the table has, so that none is forgotten when there are more of them. A row has boundary values in one
-//! to three columns, among them those that belong to the relay.
+//! The columns are read from the table, so that new columns are covered too. A row has boundary
+//! values in one to three columns, including those that belong to the relay.
 
 use rand::Rng;
 use rand::rngs::SmallRng;
 
-use crate::base::{Base, Column, Type};
+use crate::database::{Column, ColumnType, TestDatabase};
 
-/// The type of these events, unless that is what is hostile about them.
+/// The type of these events, unless the type itself is hostile.
 pub const EVENT_TYPE: &str = "poison";
 
-/// A row, as the texts of its columns' values in SQL.
+/// A row, with its values as SQL expressions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
-    /// Its id.
+pub struct HostileRow {
+    /// The event id.
     pub id: String,
-    /// The columns that are given, and their values.
+    /// Column names and values.
     pub columns: Vec<(String, String)>,
-    /// What is hostile about it.
+    /// Description of the hostile values.
     pub text: String,
 }
 
-impl Row {
-    /// The statement that inserts it.
+impl HostileRow {
+    /// The INSERT statement.
     pub fn insert(&self, table: &str) -> String {
         let (names, values): (Vec<&str>, Vec<&str>) =
             self.columns.iter().map(|(name, value)| (name.as_str(), value.as_str())).unzip();
@@ -31,12 +31,13 @@ impl Row {
     }
 }
 
-/// How many keys good events have; some hostile rows have one of these.
+/// Number of ordering keys of the workload; some hostile rows use one of them.
 const KEYS: u32 = 12;
 
-/// Columns that only say what an event is. A row with a hostile value in one of these may have the key of good events: it is due, and is
-/// delivered or dead-lettered, so that nothing waits for it. One that is not due yet, that another relay seems to hold, or whose type no
-/// relay knows yet, holds back its key, as it should.
+/// Columns that only describe an event. A row with a hostile value in one of these columns may use
+/// an ordering key of the workload: it is due, and is delivered or dead-lettered, so it does not
+/// block the key. A row that is not due yet, that seems to be leased by another relay, or whose
+/// type no relay knows, correctly blocks its key.
 const CONTENT: [&str; 11] = [
     "aggregate_type",
     "aggregate_id",
@@ -51,8 +52,8 @@ const CONTENT: [&str; 11] = [
     "expires_at",
 ];
 
-/// A hostile row for a table with these columns.
-pub fn row<DB: Base>(dice: &mut SmallRng, columns: &[Column], number: u64) -> Row {
+/// Generates a hostile row for a table with these columns.
+pub fn row<DB: TestDatabase>(rng: &mut SmallRng, columns: &[Column], number: u64) -> HostileRow {
     let mut id = format!("poison-{number}");
     let mut given: Vec<(String, String)> = vec![
         ("event_id".to_owned(), DB::quoted(&id)),
@@ -60,45 +61,45 @@ pub fn row<DB: Base>(dice: &mut SmallRng, columns: &[Column], number: u64) -> Ro
         ("payload".to_owned(), "'{}'".to_owned()),
     ];
     let mut text = Vec::new();
-    for _ in 0..dice.random_range(1..=3) {
-        let Column { name, kind } = &columns[dice.random_range(0..columns.len())];
-        if text.iter().any(|told: &String| told.starts_with(&format!("{name} "))) {
+    for _ in 0..rng.random_range(1..=3) {
+        let Column { name, kind } = &columns[rng.random_range(0..columns.len())];
+        if text.iter().any(|change: &String| change.starts_with(&format!("{name} "))) {
             continue;
         }
         let value = if name == "event_id" {
-            id = hostile_id(dice, number);
+            id = hostile_id(rng, number);
             DB::quoted(&id)
         } else if name == "seq" {
-            // Greater ones use up the numbers of the table, which is the end of all inserts.
-            ["-1", "-9223372036854775808", "-2147483649"][dice.random_range(0..3)].to_owned()
+            // Greater values would exhaust the table's sequence, after which no insert succeeds.
+            ["-1", "-9223372036854775808", "-2147483649"][rng.random_range(0..3)].to_owned()
         } else {
-            value::<DB>(dice, *kind)
+            value::<DB>(rng, *kind)
         };
         text.push(format!("{name} {}", shortened(&value)));
         given.retain(|(other, _)| other != name);
-        // Either payload is enough, and both are too many.
-        if name == "payload_bytes" && dice.random_bool(0.8) {
+        // An event has either payload, not both.
+        if name == "payload_bytes" && rng.random_bool(0.8) {
             given.retain(|(other, _)| other != "payload" && other != "content_type");
             given.push(("content_type".to_owned(), "'text/plain'".to_owned()));
         }
         given.push((name.clone(), value));
     }
     let only_content =
-        text.iter().all(|told| CONTENT.iter().any(|name| told.starts_with(&format!("{name} "))));
-    if only_content && dice.random_bool(0.5) {
-        given.push(("ordering_key".to_owned(), format!("'key-{}'", dice.random_range(0..KEYS))));
+        text.iter().all(|change| CONTENT.iter().any(|name| change.starts_with(&format!("{name} "))));
+    if only_content && rng.random_bool(0.5) {
+        given.push(("ordering_key".to_owned(), format!("'key-{}'", rng.random_range(0..KEYS))));
     }
-    Row { id, columns: given, text: text.join("; ") }
+    HostileRow { id, columns: given, text: text.join("; ") }
 }
 
-/// A row whose payload or headers have so many bytes.
-pub fn oversized<DB: Base>(dice: &mut SmallRng, number: u64) -> Row {
-    let bytes = dice.random_range(3_000_000..7_000_000_u32);
+/// Generates a row with a payload, headers or error of several megabytes.
+pub fn oversized<DB: TestDatabase>(rng: &mut SmallRng, number: u64) -> HostileRow {
+    let bytes = rng.random_range(3_000_000..7_000_000_u32);
     let id = format!("oversize-poison-{number}");
     let mut columns =
         vec![("event_id".to_owned(), DB::quoted(&id)), ("event_type".to_owned(), DB::quoted(EVENT_TYPE))];
     let long = DB::repeated(bytes);
-    let (name, value) = match dice.random_range(0..3) {
+    let (name, value) = match rng.random_range(0..3) {
         0 => ("headers", DB::joined(&["'{\"h\":\"'", &long, "'\"}'"])),
         1 => ("last_error", long.clone()),
         _ => ("payload", DB::joined(&["'\"'", &long, "'\"'"])),
@@ -107,19 +108,19 @@ pub fn oversized<DB: Base>(dice: &mut SmallRng, number: u64) -> Row {
         columns.push(("payload".to_owned(), "'{}'".to_owned()));
     }
     columns.push((name.to_owned(), value));
-    if name != "last_error" && dice.random_bool(0.5) {
-        columns.push(("ordering_key".to_owned(), format!("'key-{}'", dice.random_range(0..KEYS))));
+    if name != "last_error" && rng.random_bool(0.5) {
+        columns.push(("ordering_key".to_owned(), format!("'key-{}'", rng.random_range(0..KEYS))));
     }
-    Row { id, columns, text: format!("{name} of {bytes} bytes") }
+    HostileRow { id, columns, text: format!("{name} of {bytes} bytes") }
 }
 
 fn shortened(value: &str) -> String {
     value.chars().take(40).collect()
 }
 
-fn hostile_id(dice: &mut SmallRng, number: u64) -> String {
+fn hostile_id(rng: &mut SmallRng, number: u64) -> String {
     let id = format!("poison-{number}");
-    match dice.random_range(0..7) {
+    match rng.random_range(0..7) {
         0 => format!("{id:-<36}"),
         1 => format!("{id} "),
         2 => format!("{id}'"),
@@ -131,14 +132,14 @@ fn hostile_id(dice: &mut SmallRng, number: u64) -> String {
 }
 
 /// A boundary value of a type.
-fn value<DB: Base>(dice: &mut SmallRng, kind: Type) -> String {
-    let pick = |dice: &mut SmallRng, values: &[&str]| values[dice.random_range(0..values.len())].to_owned();
+fn value<DB: TestDatabase>(rng: &mut SmallRng, kind: ColumnType) -> String {
+    let pick = |rng: &mut SmallRng, values: &[&str]| values[rng.random_range(0..values.len())].to_owned();
     match kind {
-        Type::Text => match dice.random_range(0..18) {
+        ColumnType::Text => match rng.random_range(0..18) {
             0 => "NULL".to_owned(),
-            1 => DB::quoted(&"x".repeat(dice.random_range(60..70))),
-            2 => DB::quoted(&"x".repeat(dice.random_range(125..132))),
-            3 => DB::quoted(&"\u{1f480}".repeat(dice.random_range(250..258))),
+            1 => DB::quoted(&"x".repeat(rng.random_range(60..70))),
+            2 => DB::quoted(&"x".repeat(rng.random_range(125..132))),
+            3 => DB::quoted(&"\u{1f480}".repeat(rng.random_range(250..258))),
             4 => DB::quoted(&"x".repeat(20_000)),
             5 => DB::quoted(&format!("{}1{}", "[".repeat(3_000), "]".repeat(3_000))),
             other => {
@@ -159,8 +160,8 @@ fn value<DB: Base>(dice: &mut SmallRng, kind: Type) -> String {
                 DB::quoted(texts[other % texts.len()])
             }
         },
-        Type::Int => pick(
-            dice,
+        ColumnType::Int => pick(
+            rng,
             &[
                 "NULL",
                 "0",
@@ -178,10 +179,10 @@ fn value<DB: Base>(dice: &mut SmallRng, kind: Type) -> String {
                 "-9223372036854775808",
             ],
         ),
-        Type::Time => pick(dice, DB::TIMES),
-        Type::Bytes => pick(dice, DB::BYTES),
-        Type::Bool => pick(dice, &["NULL", "TRUE", "FALSE"]),
-        Type::Other => "NULL".to_owned(),
+        ColumnType::Time => pick(rng, DB::TIMES),
+        ColumnType::Bytes => pick(rng, DB::BYTES),
+        ColumnType::Bool => pick(rng, &["NULL", "TRUE", "FALSE"]),
+        ColumnType::Other => "NULL".to_owned(),
     }
 }
 
@@ -197,20 +198,20 @@ mod tests {
     fn columns() -> Vec<Column> {
         let column = |name: &str, kind| Column { name: name.to_owned(), kind };
         vec![
-            column("seq", Type::Int),
-            column("event_id", Type::Text),
-            column("payload", Type::Text),
-            column("claims", Type::Int),
-            column("available_at", Type::Time),
-            column("payload_bytes", Type::Bytes),
+            column("seq", ColumnType::Int),
+            column("event_id", ColumnType::Text),
+            column("payload", ColumnType::Text),
+            column("claims", ColumnType::Int),
+            column("available_at", ColumnType::Time),
+            column("payload_bytes", ColumnType::Bytes),
         ]
     }
 
     #[test]
     fn every_column_is_hostile_in_some_row_and_the_same_dice_give_the_same_rows() {
         let rows = |seed| {
-            let mut dice = SmallRng::seed_from_u64(seed);
-            (0..200).map(|n| row::<Sqlite>(&mut dice, &columns(), n)).collect::<Vec<_>>()
+            let mut rng = SmallRng::seed_from_u64(seed);
+            (0..200).map(|n| row::<Sqlite>(&mut rng, &columns(), n)).collect::<Vec<_>>()
         };
         assert_eq!(rows(1), rows(1));
         assert_ne!(rows(1), rows(2));
@@ -219,7 +220,7 @@ mod tests {
             .flat_map(|row| {
                 row.text
                     .split("; ")
-                    .map(|told| told.split(' ').next().unwrap().to_owned())
+                    .map(|change| change.split(' ').next().unwrap().to_owned())
                     .collect::<Vec<_>>()
             })
             .collect();
@@ -228,12 +229,12 @@ mod tests {
         }
     }
 
-    /// What is not due, or seems to be held, holds back its key with good reason.
+    /// A row that is not due, or seems to be leased, correctly blocks its key.
     #[test]
     fn only_rows_that_are_due_have_the_keys_of_good_events() {
-        let mut dice = SmallRng::seed_from_u64(3);
+        let mut rng = SmallRng::seed_from_u64(3);
         for n in 0..500 {
-            let row = row::<Postgres>(&mut dice, &columns(), n);
+            let row = row::<Postgres>(&mut rng, &columns(), n);
             let keyed =
                 row.columns.iter().any(|(name, value)| name == "ordering_key" && value.contains("key-"));
             assert!(!keyed || !(row.text.contains("claims") || row.text.contains("available_at")), "{row:?}");

@@ -1,4 +1,4 @@
-//! A receiver of webhooks that can misbehave: too busy, broken, forbidding, silent, slow, or gone in the middle.
+//! A webhook receiver that can misbehave: it rejects, fails, hangs, drips or resets connections.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,33 +10,33 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use crate::history::{Scribe, What};
+use crate::history::{Op, Writer};
 
-/// The name that its history has.
+/// Process name of the receiver's history.
 pub const PROCESS: &str = "broker-receiver";
 
-/// How it answers.
+/// How the receiver responds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manner {
-    /// 200, and the event is taken.
-    Right,
-    /// 429, with a `Retry-After` of so many seconds.
+pub enum Behaviour {
+    /// Responds 200 and accepts the event.
+    Correct,
+    /// Responds 429 with a `Retry-After` of this many seconds.
     TooMany(u64),
-    /// Another status.
+    /// Responds with another status.
     Status(u16),
-    /// Not at all.
+    /// Never responds.
     Hang,
-    /// A byte now and then, and never the last one.
+    /// Sends a byte now and then and never completes the response.
     Drip,
-    /// It breaks the connection.
+    /// Resets the connection.
     Reset,
 }
 
-impl Manner {
-    /// One of the bad ones.
-    pub fn bad(dice: u64) -> Self {
-        match dice % 8 {
-            0 => Self::TooMany(1 + dice / 8 % 3),
+impl Behaviour {
+    /// Selects a faulty behaviour.
+    pub fn bad(random: u64) -> Self {
+        match random % 8 {
+            0 => Self::TooMany(1 + random / 8 % 3),
             1 => Self::Status(503),
             2 => Self::Status(500),
             3 => Self::Status(401),
@@ -48,83 +48,85 @@ impl Manner {
     }
 }
 
-/// How requests are answered: this one of so many misbehaves.
+/// The current behaviour: one in `one_in` requests gets `behaviour`, the others are answered
+/// correctly.
 #[derive(Clone, Copy, Debug)]
-struct Mood {
-    manner: Manner,
+struct ResponseMode {
+    behaviour: Behaviour,
     one_in: u64,
 }
 
-/// The receiver.
+/// A running receiver.
 #[derive(Debug)]
 pub struct Receiver {
     port: u16,
-    mood: watch::Sender<Mood>,
+    mode: watch::Sender<ResponseMode>,
 }
 
 impl Receiver {
-    /// Starts it; it ends with the runtime. Which events it takes goes into this history.
-    pub async fn start(scribe: Scribe) -> Result<Self> {
+    /// Starts the receiver, which runs until the runtime ends. Accepted events are recorded in this
+    /// history.
+    pub async fn start(history: Writer) -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let port = listener.local_addr()?.port();
-        let mood = watch::Sender::new(Mood { manner: Manner::Right, one_in: 1 });
-        let (moods, scribe) = (mood.subscribe(), Arc::new(scribe));
+        let mode = watch::Sender::new(ResponseMode { behaviour: Behaviour::Correct, one_in: 1 });
+        let (modes, history) = (mode.subscribe(), Arc::new(history));
         let count = Arc::new(AtomicU64::new(0));
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let serving = serve(stream, moods.clone(), scribe.clone(), count.clone());
-                // A client that breaks off is no fault of a process here.
+                let serving = serve(stream, modes.clone(), history.clone(), count.clone());
+                // A client that disconnects is not an error of the receiver.
                 tokio::spawn(async move { drop(serving.await) });
             }
         });
-        Ok(Self { port, mood })
+        Ok(Self { port, mode })
     }
 
-    /// Where events go.
+    /// The URL that events are sent to.
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}/hook", self.port)
     }
 
-    /// From now on one in so many requests is answered like this, the others as they should be.
-    pub fn behave(&self, manner: Manner, one_in: u64) {
-        self.mood.send_replace(Mood { manner, one_in: one_in.max(1) });
+    /// From now on one in `one_in` requests gets this behaviour; the others are answered correctly.
+    pub fn behave(&self, behaviour: Behaviour, one_in: u64) {
+        self.mode.send_replace(ResponseMode { behaviour, one_in: one_in.max(1) });
     }
 }
 
 async fn serve(
     stream: TcpStream,
-    mut mood: watch::Receiver<Mood>,
-    scribe: Arc<Scribe>,
+    mut mode: watch::Receiver<ResponseMode>,
+    history: Arc<Writer>,
     count: Arc<AtomicU64>,
 ) -> Result<()> {
     let mut stream = BufReader::new(stream);
     while let Some(headers) = request(&mut stream).await? {
-        let Mood { manner, one_in } = *mood.borrow_and_update();
+        let ResponseMode { behaviour, one_in } = *mode.borrow_and_update();
         let bad = count.fetch_add(1, Ordering::Relaxed).is_multiple_of(one_in);
-        match if bad { manner } else { Manner::Right } {
-            Manner::Right => {
+        match if bad { behaviour } else { Behaviour::Correct } {
+            Behaviour::Correct => {
                 let id = headers.get("webhook-id").context("a request without an id")?.clone();
                 let seq = headers.get("outbox-seq").and_then(|seq| seq.parse().ok());
-                scribe.note(What::Received { id, seq });
+                history.record(Op::Received { id, seq });
                 answer(&mut stream, "200 OK", "").await?;
             }
-            Manner::TooMany(after) => {
+            Behaviour::TooMany(after) => {
                 answer(&mut stream, "429 Too Many Requests", &format!("retry-after: {after}\r\n")).await?;
             }
-            Manner::Status(status) => answer(&mut stream, &format!("{status} No"), "").await?,
-            Manner::Hang => {
-                // Until there is another mood: then the connection breaks.
-                mood.changed().await?;
+            Behaviour::Status(status) => answer(&mut stream, &format!("{status} No"), "").await?,
+            Behaviour::Hang => {
+                // Wait for the next mode, then close the connection.
+                mode.changed().await?;
                 return Ok(());
             }
-            Manner::Drip => loop {
+            Behaviour::Drip => loop {
                 stream.get_mut().write_all(b"H").await?;
-                let pause = tokio::time::timeout(Duration::from_millis(300), mood.changed()).await;
+                let pause = tokio::time::timeout(Duration::from_millis(300), mode.changed()).await;
                 if pause.is_ok() {
                     return Ok(());
                 }
             },
-            Manner::Reset => {
+            Behaviour::Reset => {
                 stream.get_mut().set_zero_linger()?;
                 return Ok(());
             }
@@ -133,7 +135,8 @@ async fn serve(
     Ok(())
 }
 
-/// Reads a request. The names of its headers are in lower case; nothing if there is none.
+/// Reads a request and returns its headers with lower-case names; `None` if the connection was
+/// closed.
 async fn request(stream: &mut BufReader<TcpStream>) -> Result<Option<HashMap<String, String>>> {
     let mut headers = HashMap::new();
     let mut line = String::new();
@@ -176,36 +179,39 @@ mod tests {
         stream.shutdown().await?;
         let mut answer = String::new();
         let reading = stream.read_to_string(&mut answer);
-        tokio::time::timeout(Duration::from_secs(60), reading).await.expect("it answers, or breaks")?;
+        tokio::time::timeout(Duration::from_secs(60), reading)
+            .await
+            .expect("the receiver answers or closes the connection")?;
         Ok(answer)
     }
 
     #[tokio::test]
     async fn it_takes_what_it_answers_with_200_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
-        let receiver = Receiver::start(Scribe::new(folder.path(), PROCESS).unwrap()).await.unwrap();
+        let receiver = Receiver::start(Writer::new(folder.path(), PROCESS).unwrap()).await.unwrap();
         assert!(post(&receiver, "one").await.unwrap().starts_with("HTTP/1.1 200"));
-        receiver.behave(Manner::TooMany(2), 1);
+        receiver.behave(Behaviour::TooMany(2), 1);
         let busy = post(&receiver, "two").await.unwrap();
         assert!(busy.starts_with("HTTP/1.1 429") && busy.contains("retry-after: 2"), "{busy}");
-        receiver.behave(Manner::Status(503), 1);
+        receiver.behave(Behaviour::Status(503), 1);
         assert!(post(&receiver, "three").await.unwrap().starts_with("HTTP/1.1 503"));
-        receiver.behave(Manner::Reset, 1);
+        receiver.behave(Behaviour::Reset, 1);
         assert_ne!(post(&receiver, "four").await.ok().as_deref(), Some("HTTP/1.1 200 OK"));
-        // It hangs at the first of two: once the other is answered, it has read both.
-        receiver.behave(Manner::Hang, 2);
+        // The receiver hangs at the first of two requests: once the other is answered, it has read
+        // both.
+        receiver.behave(Behaviour::Hang, 2);
         let (five, six) = (pin!(post(&receiver, "five")), pin!(post(&receiver, "six")));
         let (answered, answer, silent) = match select(five, six).await {
             Either::Left((answer, six)) => ("five", answer, six),
             Either::Right((answer, five)) => ("six", answer, five),
         };
         assert!(answer.unwrap().starts_with("HTTP/1.1 200"));
-        receiver.behave(Manner::Right, 1);
+        receiver.behave(Behaviour::Correct, 1);
         assert!(silent.await.map_or(true, |answer| answer.is_empty()));
         assert!(post(&receiver, "seven").await.unwrap().starts_with("HTTP/1.1 200"));
-        let taken: Vec<What> =
-            crate::history::read(folder.path()).unwrap().into_iter().map(|line| line.record.what).collect();
-        let received = |id: &str| What::Received { id: id.to_owned(), seq: Some(7) };
+        let taken: Vec<Op> =
+            crate::history::read(folder.path()).unwrap().into_iter().map(|line| line.record.op).collect();
+        let received = |id: &str| Op::Received { id: id.to_owned(), seq: Some(7) };
         assert_eq!(taken, [received("one"), received(answered), received("seven")]);
     }
 }

@@ -1,4 +1,4 @@
-//! The table at the end.
+//! The summary table.
 
 use std::fmt::Write as _;
 
@@ -7,12 +7,12 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 use crate::checker::{Breach, Counts, Verdict};
 use crate::world::Outcome;
 
-/// How many violations are shown of each kind; there may be thousands of one.
+/// Maximum number of violations shown of each kind; there may be thousands.
 const SHOWN: usize = 10;
 
 type Count = fn(&Counts) -> usize;
 
-/// What was counted, what was done, and what must not have happened.
+/// Renders counts, injected faults and violations.
 pub fn table(outcome: &Outcome) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -28,7 +28,7 @@ pub fn table(outcome: &Outcome) -> String {
         ("retried", |c| c.retried),
         ("broken off", |c| c.broken_off),
         ("dead", |c| c.dead),
-        ("  of these buried", |c| c.buried),
+        ("  of these after crashes", |c| c.dead_by_crashes),
         ("beside an expired lease", |c| c.excused_overlaps),
         ("events of the log", |c| c.log),
         ("joins", |c| c.joins),
@@ -78,7 +78,7 @@ fn row(table: &mut Table, name: &str, outcome: &Outcome, count: impl Fn(&Verdict
     table.add_row([vec![Cell::new(name)], cells].concat());
 }
 
-/// The violations, explained.
+/// Describes the violations, each with its proof.
 pub fn violations<'a>(verdicts: impl IntoIterator<Item = &'a Verdict>) -> String {
     let mut text = String::new();
     for verdict in verdicts {

@@ -1,4 +1,4 @@
-//! What the database says in the end.
+//! The tables at the end of a run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
@@ -8,76 +8,77 @@ use outbox::{Outbox, OutboxBuilder};
 use serde::{Deserialize, Serialize};
 
 use crate::arena::Arena;
-use crate::base::Base;
+use crate::database::TestDatabase;
 
 /// The tables of one arena.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// The business's own rows, one for each event that was committed: the truth.
+    /// Markers that the writers insert in the same transaction, one for each committed event: the
+    /// ground truth.
     pub markers: BTreeSet<String>,
-    /// The rows of events.
+    /// The rows of events, by id.
     pub rows: BTreeMap<String, Row>,
-    /// The joins, by their groups.
-    pub joins: BTreeMap<String, Counted>,
-    /// How often each event was booked.
+    /// The joins, by group.
+    pub joins: BTreeMap<String, JoinRow>,
+    /// Number of bookings of each event.
     pub ledger: BTreeMap<String, u64>,
-    /// What the account says.
+    /// Balance of the account.
     pub balance: u64,
-    /// The events of the log, and their positions.
+    /// Positions of the events of the log, by id.
     pub log: BTreeMap<String, i64>,
-    /// Where each publisher of the log stands.
+    /// Saved position of each publisher of the log.
     pub progress: BTreeMap<String, i64>,
 }
 
-/// An event.
+/// A row of the table of events.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// 0 new, 1 done, 2 to be tried again, 3 dead.
+    /// 0 new, 1 done, 2 waiting for a retry, 3 dead.
     pub status: i64,
-    /// Its place in the table.
+    /// The sequence number.
     pub seq: i64,
-    /// Its key, or nothing.
+    /// The ordering key; empty if there is none.
     pub key: String,
     /// Failed attempts.
     pub attempts: u32,
-    /// What was last wrong with it.
+    /// The last error.
     pub error: String,
 }
 
 impl Row {
-    /// Whether it is dead.
+    /// Whether the event is dead-lettered.
     pub fn is_dead(&self) -> bool {
         self.status == 3
     }
 
-    /// Whether it still waits.
+    /// Whether the event is new or waiting for a retry.
     pub fn is_pending(&self) -> bool {
         matches!(self.status, 0 | 2)
     }
 
-    /// Whether it is dead because those who handled it vanished.
-    pub fn is_buried(&self) -> bool {
+    /// Whether the event was dead-lettered because the processes that handled it crashed.
+    pub fn died_of_crashes(&self) -> bool {
         self.is_dead() && self.error.contains("never came back")
     }
 }
 
-/// A join.
+/// A row of the table of joins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counted {
-    /// How many steps there should be.
+pub struct JoinRow {
+    /// Number of expected steps.
     pub expected: u64,
-    /// How many there are.
+    /// Number of attached steps.
     pub attached: u64,
-    /// How many are done.
+    /// Number of completed steps.
     pub completed: u64,
-    /// How many are dead.
+    /// Number of dead-lettered steps.
     pub failed: u64,
     /// 0 pending, 1 completed, 2 failed, 3 cancelled.
     pub status: u64,
 }
 
-/// Makes the tables of an arena.
-pub async fn make_tables<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<()> {
+/// Creates the tables of an arena.
+pub async fn make_tables<DB: TestDatabase>(url: &str, arena: Arena, prefix: &str) -> Result<()> {
     let (outbox, table) = open::<DB>(url, arena, prefix).await?;
     outbox.migrate().await?;
     let mut conn = outbox.pool().acquire().await?;
@@ -92,14 +93,14 @@ pub async fn make_tables<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Res
     Ok(())
 }
 
-async fn open<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<(Outbox<DB>, String)> {
+async fn open<DB: TestDatabase>(url: &str, arena: Arena, prefix: &str) -> Result<(Outbox<DB>, String)> {
     let table = arena.table(prefix);
     let outbox = DB::open(OutboxBuilder::new().table(&table).max_connections(2), url).await?;
     Ok((outbox, table))
 }
 
-/// Reads them.
-pub async fn read<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<State> {
+/// Reads the tables of an arena.
+pub async fn read<DB: TestDatabase>(url: &str, arena: Arena, prefix: &str) -> Result<State> {
     let (outbox, table) = open::<DB>(url, arena, prefix).await?;
     let mut conn = outbox.pool().acquire().await?;
     let mut state = State::default();
@@ -126,7 +127,7 @@ pub async fn read<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<Sta
     for line in rows(&columns, "_join").await? {
         let mut fields = Fields(line.splitn(columns.len(), '|'));
         let group = fields.text()?;
-        let join = Counted {
+        let join = JoinRow {
             expected: fields.number()?,
             attached: fields.number()?,
             completed: fields.number()?,
@@ -154,11 +155,11 @@ pub async fn read<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<Sta
     Ok(state)
 }
 
-/// How much is left to do: events of the work that wait, positions that were not published.
-pub async fn left<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<u64> {
+/// Counts unfinished work: pending events of the workload and unpublished positions.
+pub async fn left<DB: TestDatabase>(url: &str, arena: Arena, prefix: &str) -> Result<u64> {
     let (outbox, table) = open::<DB>(url, arena, prefix).await?;
     let mut conn = outbox.pool().acquire().await?;
-    // Not those that were put there from outside: no process knows when these are due.
+    // Without hostile rows, which may never become due.
     let pending = format!(
         "SELECT {} FROM {table} WHERE status IN (0, 2) AND event_id LIKE '{arena}-%'",
         DB::line(&["count(*)"])
@@ -174,15 +175,19 @@ pub async fn left<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<u64
     Ok(left)
 }
 
-/// Where the publishers of the log stand.
-pub async fn positions<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<Vec<(String, i64)>> {
+/// Reads the saved positions of the log's publishers.
+pub async fn positions<DB: TestDatabase>(
+    url: &str,
+    arena: Arena,
+    prefix: &str,
+) -> Result<Vec<(String, i64)>> {
     let (outbox, _) = open::<DB>(url, arena, prefix).await?;
     let pairs = outbox.log_admin().pairs().await?;
     Ok(pairs.into_iter().map(|pair| (pair.id.publisher().to_owned(), pair.position.get())).collect())
 }
 
-/// Who leads an arena, by the name of its process.
-pub async fn leader<DB: Base>(url: &str, arena: Arena, prefix: &str) -> Result<Option<String>> {
+/// The process name of an arena's leader.
+pub async fn leader<DB: TestDatabase>(url: &str, arena: Arena, prefix: &str) -> Result<Option<String>> {
     let (outbox, table) = open::<DB>(url, arena, prefix).await?;
     let mut conn = outbox.pool().acquire().await?;
     let holders = format!("SELECT COALESCE(holder, '') FROM {table}_lease WHERE name = 'exclusive'");

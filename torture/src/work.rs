@@ -1,4 +1,4 @@
-//! What is written, and what should become of it.
+//! The workload: events, and the expected outcome of each.
 
 use outbox::{Event, EventBuilder};
 use rand::Rng;
@@ -7,29 +7,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::arena::Arena;
 
-/// One event: its id, and all that its handler needs to know. It is the payload, and the writer's record.
+/// One event: its id and everything that its handler needs. The spec is the event's payload and is
+/// recorded by the writer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
-    /// Its id.
+    /// The event id.
     pub id: String,
-    /// What is done with it.
+    /// Kind of event.
     pub kind: Kind,
-    /// Its ordering key.
+    /// The ordering key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// How many attempts fail.
+    /// Number of attempts that fail.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub fails: u32,
-    /// How often its handler panics; an attempt each.
+    /// Number of attempts that panic.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub panics: u32,
-    /// How often its handler ends its whole process.
+    /// Number of attempts that abort the process.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub aborts: u32,
     /// How long its handler takes, in milliseconds.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub takes: u32,
-    /// The join that it is a step of, or follows.
+    /// The join of which the event is a step or a follow-up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub join: Option<String>,
 }
@@ -39,23 +40,23 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-/// What kind of event it is: its type, and what its handler does.
+/// Kind of an event: determines its type and what its handler does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Handled, perhaps after some failures.
+    /// Handled, possibly after some failures.
     Plain,
-    /// Its handler says that it is dead.
+    /// Dead-lettered by its handler.
     Doomed,
-    /// Its handler fails until there are no attempts left.
+    /// Its handler fails until the attempts are used up.
     Worn,
     /// Booked by a handler in the transaction that settles it.
     Book,
-    /// Of a type that only relays of this generation and later ones know.
+    /// Of a type that only relays of this generation or later know.
     Generation(u32),
-    /// What follows a join that is complete.
+    /// Follow-up of a completed join.
     Then,
-    /// What follows a join that failed.
+    /// Follow-up of a failed join.
     Sorry,
     /// An event of the log.
     Log,
@@ -64,7 +65,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The type of such events.
+    /// The event type.
     pub fn event_type(self) -> String {
         match self {
             Self::Plain => "plain".to_owned(),
@@ -79,24 +80,24 @@ impl Kind {
         }
     }
 
-    /// Whether it must be dead in the end.
+    /// Whether the event must be dead-lettered at the end.
     pub fn must_die(self) -> bool {
         matches!(self, Self::Doomed | Self::Worn)
     }
 }
 
-/// From how many on an event that ends its process is taken for what it is, and buried: once before anybody suspects it, and three
-/// times after that.
+/// Number of aborts after which an event is dead-lettered for crashing its processes: one before it
+/// is suspected, and three after that.
 pub const KILLER: u32 = 4;
 
 impl Spec {
-    /// A plain one.
+    /// A spec without failures.
     pub fn new(id: impl Into<String>, kind: Kind) -> Self {
         let id = id.into();
         Self { id, kind, key: None, fails: 0, panics: 0, aborts: 0, takes: 0, join: None }
     }
 
-    /// The event.
+    /// Builds the event.
     pub fn event(&self) -> EventBuilder {
         let event = Event::new(self.kind.event_type()).id(self.id.as_str()).json(self);
         match &self.key {
@@ -105,71 +106,71 @@ impl Spec {
         }
     }
 
-    /// Whether it ends every process that handles it.
+    /// Whether the event aborts every process that handles it.
     pub fn is_killer(&self) -> bool {
         self.aborts >= KILLER
     }
 }
 
-/// What a writer mixes.
+/// Parameters of a writer's workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Mix {
-    /// For which arena.
+    /// The arena.
     pub arena: Arena,
-    /// How long slow handlers take, in milliseconds, if there are any.
+    /// Duration of slow handlers, in milliseconds, if there are any.
     pub slow: Option<u32>,
     /// Whether handlers may panic.
     pub panics: bool,
-    /// Whether handlers may end their process.
+    /// Whether handlers may abort their process.
     pub aborts: bool,
-    /// The newest type of events.
+    /// The newest generation of event types.
     pub generation: u32,
     /// Whether some events go to a webhook.
     pub hooks: bool,
 }
 
-/// A transaction to make.
+/// A transaction to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deal {
-    /// Its events; those that follow a join are the last two.
+pub struct TxPlan {
+    /// The events; the last two are the follow-ups if there is a join.
     pub events: Vec<Spec>,
-    /// Whether the first of them are the steps of a join.
+    /// Whether the events form a join.
     pub fan_out: bool,
-    /// Whether to take it back.
+    /// Whether to roll the transaction back.
     pub roll_back: bool,
-    /// How long to wait before its end, in milliseconds.
+    /// How long to wait before the end of the transaction, in milliseconds.
     pub hold: u64,
 }
 
-/// How many keys there are.
+/// Number of ordering keys.
 const KEYS: u32 = 12;
 
 impl Mix {
-    /// A transaction, with ids that begin with this.
-    pub fn deal(&self, dice: &mut SmallRng, prefix: &str) -> Deal {
-        let roll_back = dice.random_ratio(1, 10);
-        let hold = if dice.random_ratio(1, 20) { dice.random_range(10..80) } else { 0 };
+    /// Plans a transaction whose event ids begin with this prefix.
+    pub fn plan_tx(&self, rng: &mut SmallRng, prefix: &str) -> TxPlan {
+        let roll_back = rng.random_ratio(1, 10);
+        let hold = if rng.random_ratio(1, 20) { rng.random_range(10..80) } else { 0 };
         let (events, fan_out) = match self.arena {
-            Arena::Multi | Arena::Single if dice.random_ratio(1, 25) => (self.fan_out(dice, prefix), true),
-            Arena::Multi if dice.random_ratio(1, 8) => (log(dice, prefix), false),
-            _ => (self.some(dice, prefix), false),
+            Arena::Multi | Arena::Single if rng.random_ratio(1, 25) => (self.fan_out(rng, prefix), true),
+            Arena::Multi if rng.random_ratio(1, 8) => (log(rng, prefix), false),
+            _ => (self.some(rng, prefix), false),
         };
-        Deal { events, fan_out, roll_back, hold }
+        TxPlan { events, fan_out, roll_back, hold }
     }
 
-    /// One to three, of one key or of none.
-    fn some(&self, dice: &mut SmallRng, prefix: &str) -> Vec<Spec> {
-        let key = dice.random_bool(0.5).then(|| format!("key-{}", dice.random_range(0..KEYS)));
-        let count = dice.random_range(1..=3);
-        (0..count).map(|n| Spec { key: key.clone(), ..self.one(dice, format!("{prefix}-{n}")) }).collect()
+    /// One to three events, all with the same key or without a key.
+    fn some(&self, rng: &mut SmallRng, prefix: &str) -> Vec<Spec> {
+        let key = rng.random_bool(0.5).then(|| format!("key-{}", rng.random_range(0..KEYS)));
+        let count = rng.random_range(1..=3);
+        (0..count).map(|n| Spec { key: key.clone(), ..self.one(rng, format!("{prefix}-{n}")) }).collect()
     }
 
-    fn one(&self, dice: &mut SmallRng, id: String) -> Spec {
+    fn one(&self, rng: &mut SmallRng, id: String) -> Spec {
         if !self.arena.has_handlers() {
-            let hook = self.hooks && dice.random_ratio(1, 4);
+            let hook = self.hooks && rng.random_ratio(1, 4);
             return Spec::new(id, if hook { Kind::Hook } else { Kind::Plain });
         }
-        let kind = match dice.random_range(0..100) {
+        let kind = match rng.random_range(0..100) {
             0..3 => Kind::Doomed,
             3..5 => Kind::Worn,
             5..13 => Kind::Book,
@@ -177,30 +178,30 @@ impl Mix {
             _ => Kind::Plain,
         };
         let mut spec = Spec::new(id, kind);
-        let slow = self.slow.filter(|_| dice.random_ratio(1, 400));
-        spec.takes = slow.unwrap_or_else(|| dice.random_range(0..15));
+        let slow = self.slow.filter(|_| rng.random_ratio(1, 400));
+        spec.takes = slow.unwrap_or_else(|| rng.random_range(0..15));
         if kind == Kind::Book {
-            // Its transaction is open meanwhile, and SQLite has one writer.
+            // The handler's transaction stays open meanwhile, and SQLite has a single writer.
             spec.takes = 0;
         }
         if kind == Kind::Plain {
-            spec.fails = if dice.random_ratio(1, 12) { dice.random_range(1..3) } else { 0 };
-            spec.panics = u32::from(self.panics && dice.random_ratio(1, 100));
-            // Where one leads all, nothing is delivered for a quarter of a minute after each.
+            spec.fails = if rng.random_ratio(1, 12) { rng.random_range(1..3) } else { 0 };
+            spec.panics = u32::from(self.panics && rng.random_ratio(1, 100));
+            // With a single leader nothing is delivered for 15 s after each abort.
             let (one_in, killers) = if self.arena == Arena::Single { (5_000, 10) } else { (1_000, 5) };
-            if self.aborts && dice.random_ratio(1, one_in) {
-                spec.aborts = if dice.random_ratio(1, killers) { KILLER } else { 1 };
+            if self.aborts && rng.random_ratio(1, one_in) {
+                spec.aborts = if rng.random_ratio(1, killers) { KILLER } else { 1 };
             }
         }
         spec
     }
 
-    /// The steps of a join, and the two that may follow.
-    fn fan_out(&self, dice: &mut SmallRng, prefix: &str) -> Vec<Spec> {
-        let mut events: Vec<Spec> = (0..dice.random_range(2..6))
+    /// The steps of a join and its two follow-ups.
+    fn fan_out(&self, rng: &mut SmallRng, prefix: &str) -> Vec<Spec> {
+        let mut events: Vec<Spec> = (0..rng.random_range(2..6))
             .map(|n| {
-                let mut step = self.one(dice, format!("{prefix}-{n}"));
-                // Nobody can say beforehand what follows if a step may be buried.
+                let mut step = self.one(rng, format!("{prefix}-{n}"));
+                // The follow-up could not be predicted if a step may be dead-lettered for crashes.
                 step.aborts = 0;
                 step
             })
@@ -214,6 +215,6 @@ impl Mix {
     }
 }
 
-fn log(dice: &mut SmallRng, prefix: &str) -> Vec<Spec> {
-    (0..dice.random_range(1..4)).map(|n| Spec::new(format!("{prefix}-{n}"), Kind::Log)).collect()
+fn log(rng: &mut SmallRng, prefix: &str) -> Vec<Spec> {
+    (0..rng.random_range(1..4)).map(|n| Spec::new(format!("{prefix}-{n}"), Kind::Log)).collect()
 }

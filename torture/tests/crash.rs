@@ -1,13 +1,14 @@
-//! A database server ends without a shutdown while events are written: what was confirmed is there when it is back.
+//! A database server crashes while events are written: confirmed events are there after its
+//! restart.
 
 use std::collections::BTreeSet;
 
 use outbox::{Database, Event, Outbox};
 use torture::guard::Guard;
-use torture::servers::{Kind, Server};
+use torture::servers::{DatabaseKind, Server};
 
-async fn confirmed_outlives_a_crash<DB: Database>(
-    kind: Kind,
+async fn confirmed_events_survive_a_crash<DB: Database>(
+    kind: DatabaseKind,
     open: impl AsyncFn(&str) -> outbox::Result<Outbox<DB>>,
 ) {
     let guard = Guard::new().unwrap();
@@ -39,10 +40,10 @@ async fn confirmed_outlives_a_crash<DB: Database>(
     let stored: BTreeSet<_> = stored.iter().map(|event| event.event.as_ref().unwrap().id().clone()).collect();
     let lost: Vec<_> = confirmed.difference(&stored).collect();
     assert!(lost.is_empty(), "lost {} of {}: {lost:?}", lost.len(), confirmed.len());
-    assert!(stored.len() <= confirmed.len() + 1, "at most the last one got no answer");
+    assert!(stored.len() <= confirmed.len() + 1, "at most the last commit got no answer");
 }
 
-fn is_here(program: &str) -> bool {
+fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let here = std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
     assert!(here || std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "{program} is not installed");
@@ -50,18 +51,19 @@ fn is_here(program: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_postgres_confirmed_outlives_its_crash() {
-    // Its programs are not on the PATH.
+async fn events_that_postgres_confirmed_survive_its_crash() {
+    // PostgreSQL's server programs are not on the PATH.
     if std::path::Path::new("/usr/lib/postgresql").is_dir() {
-        confirmed_outlives_a_crash(Kind::Postgres, async |url| Outbox::postgres(url).await).await;
+        confirmed_events_survive_a_crash(DatabaseKind::Postgres, async |url| Outbox::postgres(url).await)
+            .await;
     } else {
         assert!(std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "PostgreSQL is not installed");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_mariadb_confirmed_outlives_its_crash() {
-    if is_here("mariadb-install-db") {
-        confirmed_outlives_a_crash(Kind::Mariadb, async |url| Outbox::mysql(url).await).await;
+async fn events_that_mariadb_confirmed_survive_its_crash() {
+    if is_installed("mariadb-install-db") {
+        confirmed_events_survive_a_crash(DatabaseKind::Mariadb, async |url| Outbox::mysql(url).await).await;
     }
 }

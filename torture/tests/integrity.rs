@@ -1,4 +1,4 @@
-//! A database that has damaged its own files is found out; one that is whole is not suspected.
+//! Damage to a database's own files is found; intact tables are not reported.
 
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 
@@ -23,7 +23,7 @@ async fn a_corrupt_index_of_sqlite_is_found() {
     pool.close().await;
     assert_eq!(damage::<Sqlite>(&url, Arena::Multi, "t_").await.unwrap(), Vec::<String>::new());
 
-    // An entry of the index of ids is another one now.
+    // Overwrite an entry of the index of ids.
     let mut text = Vec::new();
     let mut database = std::fs::File::options().read(true).write(true).open(&file).unwrap();
     database.read_to_end(&mut text).unwrap();
@@ -39,13 +39,13 @@ async fn a_corrupt_index_of_sqlite_is_found() {
     assert!(!found.is_empty());
 }
 
-/// The name of tables that no other test has.
+/// A table prefix that no other test uses.
 fn prefix() -> String {
     format!("i{}_{}_", std::process::id(), torture::clock::now() % 1_000_000)
 }
 
 #[tokio::test]
-async fn whole_tables_of_servers_are_not_suspected() {
+async fn intact_tables_of_servers_are_not_reported() {
     if let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") {
         let prefix = prefix();
         make_tables::<Postgres>(&url, Arena::Multi, &prefix).await.unwrap();

@@ -1,4 +1,5 @@
-//! A MariaDB of this test's own becomes read-only for a while: nothing is handled twice, and all goes on by itself.
+//! A MariaDB server becomes read-only for a while: no event is handled twice, and the relay resumes
+//! by itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +9,7 @@ use outbox::{Cx, Error, Event, Outbox, StorageFault};
 use sqlx::{AssertSqlSafe, Connection as _, MySqlConnection};
 use tokio::sync::Semaphore;
 use torture::guard::Guard;
-use torture::servers::{Kind, Server};
+use torture::servers::{DatabaseKind, Server};
 
 async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     for _ in 0..3_000 {
@@ -29,11 +30,11 @@ async fn a_relay_on_mariadb_resumes_when_the_server_is_writable_again() {
         return;
     }
     let guard = Guard::new().unwrap();
-    let server = Server::start(Kind::Mariadb, &guard, false).await.unwrap();
+    let server = Server::start(DatabaseKind::Mariadb, &guard, false).await.unwrap();
     let mut root = MySqlConnection::connect(&server.direct()).await.unwrap();
     let mut run =
         async |sql: &str| sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut root).await.unwrap();
-    // A user with all rights may write as well.
+    // A user with all privileges may write although the server is read-only.
     run("CREATE USER relay@'127.0.0.1'").await;
     run("GRANT ALL ON test.* TO relay@'127.0.0.1'").await;
     let outbox = Outbox::mysql(&server.direct().replace("root@", "relay@")).await.unwrap();

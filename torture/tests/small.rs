@@ -1,4 +1,4 @@
-//! The torture test itself, small: some seconds, kills and cuts, and nothing wrong in the end.
+//! A short run of the torture test: some seconds, kills and cuts, no violations.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,33 +6,33 @@ use std::time::Duration;
 use torture::arena::Arena;
 use torture::faults::Fault;
 use torture::report;
-use torture::servers::Kind;
+use torture::servers::DatabaseKind;
 use torture::world::{Settings, run};
 
-/// Removed in the end, unless something was wrong: then it is said where the histories are.
+/// The folder of histories: removed at the end unless there are violations, whose report names it.
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-async fn survives(database: Kind, given: Option<String>, arenas: Vec<Arena>) {
+async fn survives(database: DatabaseKind, external: Option<String>, arenas: Vec<Arena>) {
     let settings = Settings {
         database,
-        given,
+        external,
         arenas,
         faults: vec![Fault::KillRelay, Fault::KillWriter, Fault::Cut]
             .into_iter()
             .filter(|fault| fault.applies_to(database))
             .collect(),
         seed: 1,
-        // The processes start within it.
+        // Includes the start of the processes.
         length: Duration::from_secs(15),
         rate: 10,
-        // One that runs out because the machine is busy with other tests is not what this is about.
+        // Long, so that leases do not expire because the machine is busy with other tests.
         lease: Duration::from_secs(10),
         slow: false,
         folder: folder(&format!("torture-{database}")),
         keep: false,
-        player: env!("CARGO_BIN_EXE_torture").into(),
+        program: env!("CARGO_BIN_EXE_torture").into(),
         outbox: PathBuf::new(),
         faketime: None,
         verbose: false,
@@ -42,13 +42,13 @@ async fn survives(database: Kind, given: Option<String>, arenas: Vec<Arena>) {
     let violations = report::violations(outcome.verdicts.values());
     assert!(outcome.is_clean(), "{violations}\nthe histories are in {}", folder.display());
     let counts = &outcome.verdicts[&Arena::Multi].counts;
-    assert!(counts.delivered > 50, "it did something: {counts:?}");
-    assert!(outcome.faults.values().sum::<usize>() >= 2, "something was done to it: {:?}", outcome.faults);
+    assert!(counts.delivered > 50, "too few deliveries: {counts:?}");
+    assert!(outcome.faults.values().sum::<usize>() >= 2, "too few faults: {:?}", outcome.faults);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sqlite_survives_kills() {
-    survives(Kind::Sqlite, None, vec![Arena::Multi]).await;
+    survives(DatabaseKind::Sqlite, None, vec![Arena::Multi]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -57,5 +57,5 @@ async fn postgres_survives_kills_and_cuts() {
         assert!(std::env::var("OUTBOX_TEST_REQUIRE").is_err(), "OUTBOX_TEST_POSTGRES is not set");
         return;
     };
-    survives(Kind::Postgres, Some(url), vec![Arena::Multi]).await;
+    survives(DatabaseKind::Postgres, Some(url), vec![Arena::Multi]).await;
 }

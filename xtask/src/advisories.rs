@@ -1,7 +1,8 @@
-//! Known vulnerabilities of dependencies. The advisory database lies on a host that not every machine reaches,
-//! so `xtask/advisories.toml` lists what is known, and Cargo.lock is checked against it. Reasons to accept an
-//! advisory are in `[advisories]` of `deny.toml`, where `cargo deny` reads them too. If `cargo deny` and its
-//! database are installed, it checks the whole database.
+//! Known vulnerabilities of dependencies. Not every machine reaches the host of the advisory
+//! database, so `xtask/advisories.toml` lists the known advisories, and Cargo.lock is checked
+//! against that list. Reasons to accept an advisory are in `[advisories]` of `deny.toml`, which
+//! `cargo deny` reads too. Where `cargo deny` and its database are installed, the whole database is
+//! checked.
 
 use std::cmp::Ordering;
 use std::process::{Command, Stdio};
@@ -38,7 +39,7 @@ struct Locked {
 }
 
 #[derive(Deserialize)]
-struct Rules {
+struct AdvisoryRules {
     advisories: Accepted,
 }
 
@@ -56,17 +57,17 @@ struct Ignored {
 pub(crate) fn check() -> Result<()> {
     let known: Known = read("xtask/advisories.toml")?;
     let lock: Lock = read("Cargo.lock")?;
-    let rules: Rules = read("deny.toml")?;
-    let wrong = wrongs(&known.advisory, &lock.package, &rules.advisories.ignore);
-    if !wrong.is_empty() {
-        bail!("advisories:\n  {}", wrong.join("\n  "));
+    let rules: AdvisoryRules = read("deny.toml")?;
+    let found = violations(&known.advisory, &lock.package, &rules.advisories.ignore);
+    if !found.is_empty() {
+        bail!("advisories:\n  {}", found.join("\n  "));
     }
     let (known, accepted) = (known.advisory.len(), rules.advisories.ignore.len());
     println!("{known} known advisories, {accepted} of them accepted for a reason in deny.toml");
     if has_database() {
         return cargo::run(cargo().args(["deny", "check", "--disable-fetch", "advisories"]));
     }
-    println!("`cargo deny` or its database is not here: newer advisories are not checked");
+    println!("`cargo deny` or its database is not installed: newer advisories are not checked");
     Ok(())
 }
 
@@ -77,8 +78,8 @@ fn read<T: DeserializeOwned>(file: &str) -> Result<T> {
 }
 
 /// Packages with an advisory that is not accepted, and accepted advisories that concern no package.
-fn wrongs(known: &[Advisory], locked: &[Locked], accepted: &[Ignored]) -> Vec<String> {
-    let mut wrongs = Vec::new();
+fn violations(known: &[Advisory], locked: &[Locked], accepted: &[Ignored]) -> Vec<String> {
+    let mut violations = Vec::new();
     for advisory in known {
         let accepted = accepted.iter().find(|accepted| accepted.id == advisory.id);
         if accepted.is_some_and(|accepted| !accepted.reason.trim().is_empty()) {
@@ -90,22 +91,24 @@ fn wrongs(known: &[Advisory], locked: &[Locked], accepted: &[Ignored]) -> Vec<St
                 Some(patched) => format!("update it to {patched} or later"),
                 None => "replace it".to_owned(),
             };
-            wrongs.push(format!("{name} {version}: {id}; {patched}, or give a reason in deny.toml"));
+            violations.push(format!("{name} {version}: {id}; {patched}, or give a reason in deny.toml"));
         }
     }
     for accepted in accepted {
         let of = known.iter().find(|advisory| advisory.id == accepted.id);
         match of {
             None => {
-                wrongs.push(format!("deny.toml accepts {}, which xtask/advisories.toml lacks", accepted.id));
+                violations
+                    .push(format!("deny.toml accepts {}, which xtask/advisories.toml lacks", accepted.id));
             }
             Some(advisory) if !locked.iter().any(|package| advisory.affects(package)) => {
-                wrongs.push(format!("deny.toml accepts {}, which concerns no package any more", accepted.id));
+                violations
+                    .push(format!("deny.toml accepts {}, which concerns no package any more", accepted.id));
             }
             Some(_) => {}
         }
     }
-    wrongs
+    violations
 }
 
 impl Advisory {
@@ -154,20 +157,24 @@ mod tests {
     fn an_affected_version_needs_a_reason() {
         let known = [advisory(Some("0.103.10"))];
         let affected = [locked("0.102.8"), locked("0.103.16")];
-        let said = "p 0.102.8: R-1; update it to 0.103.10 or later, or give a reason in deny.toml";
-        assert_eq!(wrongs(&known, &affected, &[]), [said]);
-        assert_eq!(wrongs(&known, &affected, &[accepted("R-1", " ")]), [said], "without a reason");
-        assert!(wrongs(&known, &affected, &[accepted("R-1", "not used")]).is_empty());
-        assert!(wrongs(&known, &[locked("0.103.10")], &[]).is_empty());
-        assert_eq!(wrongs(&[advisory(None)], &[locked("9.9.9")], &[]).len(), 1, "every version is affected");
+        let expected = "p 0.102.8: R-1; update it to 0.103.10 or later, or give a reason in deny.toml";
+        assert_eq!(violations(&known, &affected, &[]), [expected]);
+        assert_eq!(violations(&known, &affected, &[accepted("R-1", " ")]), [expected], "without a reason");
+        assert!(violations(&known, &affected, &[accepted("R-1", "not used")]).is_empty());
+        assert!(violations(&known, &[locked("0.103.10")], &[]).is_empty());
+        assert_eq!(
+            violations(&[advisory(None)], &[locked("9.9.9")], &[]).len(),
+            1,
+            "every version is affected"
+        );
     }
 
     #[test]
     fn a_reason_for_nothing_is_named() {
         let known = [advisory(Some("2.0.0"))];
-        let stale = wrongs(&known, &[locked("2.0.0")], &[accepted("R-1", "not used")]);
+        let stale = violations(&known, &[locked("2.0.0")], &[accepted("R-1", "not used")]);
         assert_eq!(stale, ["deny.toml accepts R-1, which concerns no package any more"]);
-        let unknown = wrongs(&known, &[], &[accepted("R-2", "not used")]);
+        let unknown = violations(&known, &[], &[accepted("R-2", "not used")]);
         assert_eq!(unknown, ["deny.toml accepts R-2, which xtask/advisories.toml lacks"]);
     }
 

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: the benchmarks, built for release, on a PostgreSQL of their own.
+//! `cargo xtask bench`: builds the benchmarks for release and runs them on a temporary PostgreSQL.
 
 use anyhow::Result;
 use std::process::{Command, ExitCode};
@@ -7,7 +7,7 @@ use crate::cargo::{self, cargo};
 use crate::options::Options;
 use crate::servers;
 
-/// Options of the benchmarks that are passed on, and whether a value follows.
+/// Options that are passed on to the benchmarks, and whether a value follows.
 const PASSED_ON: [(&str, bool); 8] = [
     ("--quick", false),
     ("--no-peers", false),
@@ -19,7 +19,7 @@ const PASSED_ON: [(&str, bool); 8] = [
     ("--database", true),
 ];
 
-/// Whether an option is one of the benchmarks', and if so whether a value follows.
+/// Whether the benchmarks have this option, and if so whether a value follows.
 pub(crate) fn takes_value(option: &str) -> Option<bool> {
     PASSED_ON.iter().find(|(name, _)| *name == option).map(|(_, value)| *value)
 }
@@ -33,7 +33,7 @@ pub(crate) fn command(options: &Options) -> Result<ExitCode> {
     if !asked("--relay") {
         bench.arg("--relay").arg(folder.join("outbox"));
     }
-    // With the settings that PostgreSQL comes with: what a commit promises is what it costs.
+    // PostgreSQL has its default settings, so that the figures include the cost of durable commits.
     let _server = if asked("--database") || asked("--list") {
         None
     } else {

@@ -1,5 +1,5 @@
-//! The dashboard in a real browser: Debian's Chromium, driven by the tests in `crates/outbox-web/tests/browser` against the command
-//! as `cargo test` has built it.
+//! Tests of the dashboard in a real browser: Debian's Chromium, driven by the tests in
+//! `crates/outbox-web/tests/browser` against the command that `cargo test` has built.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -17,13 +17,13 @@ fn folder() -> PathBuf {
     cargo::root().join("crates/outbox-web/tests/browser")
 }
 
-/// What has the tests ready to run: the client that drives the browser, from npm.
+/// Installs the client that drives the browser, from npm.
 pub(crate) fn prepare() -> Result<()> {
     let mut npm = Command::new("npm");
     cargo::run(npm.args(["ci", "--no-audit", "--no-fund", "--loglevel=error"]).current_dir(folder()))
 }
 
-/// The tests, with a stage of their own.
+/// The command that starts the tests' server and runs the tests.
 pub(crate) fn tests() -> Command {
     let mut node = Command::new("node");
     node.arg("stage.js").current_dir(folder()).env("OUTBOX_BIN", cargo::target().join("debug/outbox"));

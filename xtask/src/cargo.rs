@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use crate::cleanup::{Cleanup, Stop};
 use crate::program;
 
-/// The workspace's folder.
+/// The root folder of the workspace.
 pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
 }
@@ -18,8 +18,9 @@ pub(crate) fn target() -> PathBuf {
     root().join(env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
-/// A cargo that sees what a shell's would: `cargo run` told us about xtask's own package, and build scripts
-/// that watch those variables would build again at each change between the two.
+/// A cargo command with the environment of a shell. `cargo run` sets variables about xtask's own
+/// package; build scripts that watch those variables would run again at each change between the
+/// two.
 pub(crate) fn cargo() -> Command {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root()).stdin(Stdio::null());
@@ -32,7 +33,7 @@ pub(crate) fn cargo() -> Command {
     cargo
 }
 
-/// Runs it to its end, or ends it with xtask.
+/// Runs a command to its end; the command is terminated when xtask ends.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let mut cleanup = Cleanup::new(None)?;
     cleanup.spawn(command, Stop::Terminate)?;

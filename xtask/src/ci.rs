@@ -1,4 +1,5 @@
-//! `cargo xtask ci`: what a change must pass. Every step runs, so that one run shows all there is to mend.
+//! `cargo xtask ci`: the checks that a change must pass. A failed step does not stop the others, so
+//! that one run shows all failures.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -7,12 +8,15 @@ use anyhow::{Result, ensure};
 
 use crate::cargo::{self, cargo};
 use crate::options::Options;
-use crate::test::Tally;
-use crate::{advisories, features, licences, schemathesis, servers, test};
+use crate::test::TestCounts;
+use crate::{advisories, features, licences, msrv, schemathesis, servers, test, type_names, words};
 
 pub(crate) fn command(options: &Options) -> Result<ExitCode> {
     let mut steps = Steps::default();
     steps.run("format", || cargo::run(cargo().args(["fmt", "--all", "--check"])));
+    steps.run("words", words::check);
+    steps.run("type names", type_names::check);
+    steps.run("Rust version", msrv::check);
     steps.run("lints", || {
         let mut clippy = cargo();
         clippy.args(["clippy", "--workspace", "--all-targets", "--features", &features::of(&[])?]);
@@ -26,16 +30,16 @@ pub(crate) fn command(options: &Options) -> Result<ExitCode> {
     steps.run("licences", licences::check);
     steps.run("advisories", advisories::check);
     steps.run("schemathesis", || schemathesis::run(options));
-    let mut tally = Tally::default();
+    let mut totals = TestCounts::default();
     let mut count = |outcome: test::Outcome| {
-        tally.add(&outcome.tally);
+        totals.add(&outcome.totals);
         ensure!(outcome.passed(), "the tests did not pass");
         Ok(())
     };
     steps.run("tests", || count(test::run(options)?));
     if options.core_on_mysql() {
-        // MySQL comes from Debian unstable, which changes all day: that it cannot be had for an hour
-        // says nothing about a change.
+        // MySQL comes from Debian unstable, whose packages change all day. A failed download says
+        // nothing about the change under test.
         match servers::fetch(&options.with_only_mysql()) {
             Ok(()) => steps.run("tests on MySQL", || count(test::run_core_on_mysql(options)?)),
             Err(error) => steps.leave_out("tests on MySQL", &error),
@@ -44,7 +48,7 @@ pub(crate) fn command(options: &Options) -> Result<ExitCode> {
 
     println!("\n{}", steps.summary());
     // Readers of the output look for the count in its last line.
-    println!("{tally}");
+    println!("{totals}");
     Ok(if steps.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -92,9 +96,9 @@ impl Steps {
 mod tests {
     use super::*;
 
-    /// A reader of the last lines must see that something did not run.
+    /// A reader of the last lines must see which steps did not run.
     #[test]
-    fn what_was_left_out_is_in_the_summary() {
+    fn steps_that_were_left_out_are_in_the_summary() {
         let mut steps = Steps::default();
         steps.run("lints", || Ok(()));
         assert_eq!(steps.summary(), "all steps passed");

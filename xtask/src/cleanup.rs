@@ -1,4 +1,4 @@
-//! Ends what xtask started, also when xtask is interrupted or killed.
+//! Ends the processes that xtask started, even when xtask is interrupted or killed.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -11,9 +11,10 @@ use anyhow::{Context, Result};
 
 use crate::program;
 
-/// Reads the signal and the process group it is for, a line for each change of mind. Its input ends when the
-/// [`Cleanup`] is dropped or when xtask dies, even by SIGKILL, which nothing inside xtask could notice.
-const AT_THE_END: &str = r#"
+/// Reads a signal and the process group it is for; a later line replaces an earlier one. Its input
+/// closes when the [`Cleanup`] is dropped or when xtask dies, even by SIGKILL, which xtask itself
+/// could not handle.
+const CLEANUP_SCRIPT: &str = r#"
 trap '' HUP INT TERM
 folder=$1 group=
 runs() { kill -s 0 -- "-$group" && ! grep -q '^State:.Z' "/proc/$group/status"; }
@@ -34,13 +35,13 @@ pub(crate) struct Cleanup {
     folder: Option<PathBuf>,
 }
 
-/// How to end a process. Whatever still runs ten seconds later is killed.
+/// How to end a process. A process that still runs ten seconds later is killed.
 #[derive(Clone, Copy)]
 pub(crate) enum Stop {
     Kill,
     Quit,
     Terminate,
-    /// It ends by itself soon.
+    /// The process ends by itself soon.
     Wait,
 }
 
@@ -58,7 +59,7 @@ impl Stop {
 impl Cleanup {
     pub(crate) fn new(folder: Option<&Path>) -> Result<Self> {
         let shell = Command::new("/bin/sh")
-            .args(["-c", AT_THE_END, "xtask-cleanup"])
+            .args(["-c", CLEANUP_SCRIPT, "xtask-cleanup"])
             .arg(folder.unwrap_or(Path::new("")))
             .current_dir("/")
             .stdin(Stdio::piped())
@@ -70,41 +71,41 @@ impl Cleanup {
         Ok(Self { shell, process: None, folder: folder.map(Path::to_owned) })
     }
 
-    /// Starts a process in a group of its own, so that its children end with it.
+    /// Starts a process in its own process group, so that its children end with it.
     pub(crate) fn spawn(&mut self, command: &mut Command, stop: Stop) -> Result<&mut Child> {
         let process = command
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot run `{}`", program::words(command)))?;
-        self.tell(&format!("{} {}", stop.signal(), process.id()))?;
+        self.notify_shell(&format!("{} {}", stop.signal(), process.id()))?;
         Ok(self.process.insert(process))
     }
 
     /// Waits for the spawned process to end by itself.
     pub(crate) fn wait(&mut self) -> Result<ExitStatus> {
         let status = self.process.as_mut().context("nothing was spawned")?.wait()?;
-        self.forget()?;
+        self.forget_process()?;
         Ok(status)
     }
 
-    /// How the spawned process ended, if it did.
+    /// Exit status of the spawned process, if it has ended.
     pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
         let status = self.process.as_mut().context("nothing was spawned")?.try_wait()?;
         if status.is_some() {
-            self.forget()?;
+            self.forget_process()?;
         }
         Ok(status)
     }
 
-    /// The number of a process that ended may soon be another's.
-    fn forget(&mut self) -> Result<()> {
+    /// Stops tracking a process that ended, since its process id may be reused.
+    fn forget_process(&mut self) -> Result<()> {
         self.process = None;
-        self.tell("")
+        self.notify_shell("")
     }
 
-    fn tell(&mut self, line: &str) -> Result<()> {
+    fn notify_shell(&mut self, line: &str) -> Result<()> {
         let input = self.shell.stdin.as_mut().context("cleanup already began")?;
-        writeln!(input, "{line}").context("the shell that cleans up has gone")
+        writeln!(input, "{line}").context("the cleanup shell has ended")
     }
 }
 
@@ -112,13 +113,13 @@ impl Drop for Cleanup {
     fn drop(&mut self) {
         drop(self.shell.stdin.take());
         while let Ok(None) = self.shell.try_wait() {
-            // Until it is asked for its status, an ended process still counts as running outside Linux.
+            // Outside Linux an ended process counts as running until its status is read.
             if let Some(process) = &mut self.process {
                 let _ = process.try_wait();
             }
             sleep(Duration::from_millis(10));
         }
-        // Already over, unless somebody killed the shell.
+        // The process has ended already, unless the shell was killed.
         if let Some(process) = &mut self.process {
             let _ = process.kill();
             let _ = process.wait();

@@ -1,4 +1,5 @@
-//! `cargo xtask dist`: the command built for release, packed with all that belongs to it.
+//! `cargo xtask dist`: builds the command for release and packs it with its service file,
+//! completions and guide.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use crate::program;
 /// Kafka over TLS is left out of everyday builds, since it builds OpenSSL.
 const FEATURES: &str = "kafka-tls";
 
-/// What is packed as it is: where it lies, and where it goes.
+/// Files and folders that are packed unchanged: source and destination.
 const FILES: [(&str, &str); 10] = [
     ("packaging/outbox.service", "systemd/outbox.service"),
     ("crates/outbox-cli/outbox.sample.toml", "outbox.sample.toml"),
@@ -26,11 +27,11 @@ const FILES: [(&str, &str); 10] = [
     ("LICENSE-APACHE", "LICENSE-APACHE"),
 ];
 
-/// A shell, and what its file of completions is called.
+/// A shell, and the name of its completion file.
 const COMPLETIONS: [(&str, &str); 3] = [("bash", "outbox.bash"), ("zsh", "_outbox"), ("fish", "outbox.fish")];
 
-/// Libraries that every Linux with glibc has. Anything else is missing on somebody's machine.
-const EVERYWHERE: [&str; 6] =
+/// Libraries that every Linux with glibc has.
+const COMMON_LIBRARIES: [&str; 6] =
     ["linux-vdso", "libc.so", "libm.so", "libgcc_s.so", "libpthread.so", "ld-linux"];
 
 pub(crate) fn command() -> Result<()> {
@@ -46,8 +47,12 @@ pub(crate) fn command() -> Result<()> {
     ]))?;
     let binary = cargo::target().join("dist/outbox");
     let libraries = libraries(&binary)?;
-    let strange = strangers(&libraries);
-    ensure!(strange.is_empty(), "the command needs libraries that not everybody has: {}", strange.join(", "));
+    let uncommon = uncommon_libraries(&libraries);
+    ensure!(
+        uncommon.is_empty(),
+        "the command needs libraries that not every system has: {}",
+        uncommon.join(", ")
+    );
 
     let name = format!("outbox-{}-{}", version(&binary)?, host()?);
     let folder = cargo::target().join("packages");
@@ -55,7 +60,7 @@ pub(crate) fn command() -> Result<()> {
     let _ = fs::remove_dir_all(&staged);
     stage(&binary, &staged)?;
     let archive = folder.join(format!("{name}.tar.gz"));
-    // By nobody in particular, at no particular time, in a fixed order: the same files make the same archive.
+    // Fixed owner, time and order: the same files make the same archive.
     let mut tar = Command::new("tar");
     tar.args([
         "--create",
@@ -88,41 +93,41 @@ fn stage(binary: &Path, staged: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file or a folder, with the folders above it.
+/// Copies a file or a folder, and creates the parent folders.
 fn copy(from: &Path, to: &Path) -> Result<()> {
-    let said = || format!("cannot copy {} to {}", from.display(), to.display());
+    let failed = || format!("cannot copy {} to {}", from.display(), to.display());
     if from.is_dir() {
-        for entry in fs::read_dir(from).with_context(said)? {
+        for entry in fs::read_dir(from).with_context(failed)? {
             let entry = entry?;
             copy(&entry.path(), &to.join(entry.file_name()))?;
         }
         return Ok(());
     }
-    fs::create_dir_all(to.parent().with_context(said)?)?;
-    fs::copy(from, to).with_context(said)?;
+    fs::create_dir_all(to.parent().with_context(failed)?)?;
+    fs::copy(from, to).with_context(failed)?;
     Ok(())
 }
 
-/// From `outbox 0.1.0`.
+/// Parses the output `outbox 0.1.0`.
 fn version(binary: &Path) -> Result<String> {
-    let said = output(Command::new(binary).arg("--version"))?;
-    said.split_whitespace().nth(1).map(str::to_owned).with_context(|| format!("no version in {said:?}"))
+    let printed = output(Command::new(binary).arg("--version"))?;
+    printed.split_whitespace().nth(1).map(str::to_owned).with_context(|| format!("no version in {printed:?}"))
 }
 
 fn host() -> Result<String> {
-    let said = output(Command::new("rustc").arg("-vV"))?;
-    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
-    host.map(str::to_owned).context("rustc does not say what it builds for")
+    let printed = output(Command::new("rustc").arg("-vV"))?;
+    let host = printed.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned).context("rustc does not print its host")
 }
 
 fn libraries(binary: &Path) -> Result<String> {
     output(Command::new("ldd").arg(binary))
 }
 
-/// The libraries that not every system has, of what `ldd` says.
-fn strangers(libraries: &str) -> Vec<&str> {
+/// The libraries in `ldd`'s output that not every system has.
+fn uncommon_libraries(libraries: &str) -> Vec<&str> {
     let names = libraries.lines().filter_map(|line| line.split_whitespace().next());
-    names.filter(|name| !EVERYWHERE.iter().any(|known| name.contains(known))).collect()
+    names.filter(|name| !COMMON_LIBRARIES.iter().any(|known| name.contains(known))).collect()
 }
 
 fn size(file: &PathBuf) -> Result<String> {
@@ -145,10 +150,10 @@ mod tests {
 
     #[test]
     fn a_library_that_is_not_everywhere_is_noticed() {
-        let said = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibgcc_s.so.1 => /lib/libgcc_s.so.1 (0x7f)\n\
+        let printed = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibgcc_s.so.1 => /lib/libgcc_s.so.1 (0x7f)\n\
                     \tlibssl.so.3 => /lib/libssl.so.3 (0x7f)\n\tlibc.so.6 => /lib/libc.so.6 (0x7f)\n\
                     \t/lib64/ld-linux-x86-64.so.2 (0x7f)\n";
-        assert_eq!(strangers(said), ["libssl.so.3"]);
+        assert_eq!(uncommon_libraries(printed), ["libssl.so.3"]);
     }
 
     #[test]

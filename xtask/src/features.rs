@@ -1,15 +1,17 @@
-//! Which features of the crates are built: all but what takes minutes and proves nothing more.
+//! Features of the crates: which are built by default, and whether each compiles alone.
 
 use std::fs;
+use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
-use crate::cargo;
+use crate::cargo::{self, cargo};
 
-/// `kafka-tls` builds OpenSSL from its sources.
+/// `kafka-tls` builds OpenSSL from its sources, which takes minutes.
 const LEFT_OUT: &str = "kafka-tls";
 
-/// For `--features`: those of these packages, or of all crates if none is named.
+/// The value of `--features`: the features of these packages, or of all crates if the list is
+/// empty.
 pub(crate) fn of(packages: &[&str]) -> Result<String> {
     let mut features = Vec::new();
     let mut crates: Vec<_> = fs::read_dir(cargo::root().join("crates"))?.collect::<Result<_, _>>()?;
@@ -24,6 +26,45 @@ pub(crate) fn of(packages: &[&str]) -> Result<String> {
         }
     }
     Ok(features.join(","))
+}
+
+/// Libraries whose features users choose.
+const LIBRARIES: [&str; 2] = ["outbox", "outbox-transports"];
+
+/// `cargo xtask features`: each library must compile without features and with each feature alone.
+/// `kafka-tls` is left out here too; `cargo xtask kafka` builds it.
+pub(crate) fn command() -> Result<ExitCode> {
+    let mut failed = Vec::new();
+    for package in LIBRARIES {
+        for feature in alone(package)? {
+            println!("\n== {package}: {} ==", feature.as_deref().unwrap_or("no feature"));
+            if let Err(error) = check(package, feature.as_deref()) {
+                eprintln!("error: {error:#}");
+                failed.push(format!("{package} ({})", feature.as_deref().unwrap_or("none")));
+            }
+        }
+    }
+    ensure!(failed.is_empty(), "these do not compile without warnings: {}", failed.join(", "));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// No feature, then each feature of a library.
+fn alone(package: &str) -> Result<Vec<Option<String>>> {
+    let features = of(&[package])?;
+    let names = features.split(',').filter_map(|feature| feature.split_once('/'));
+    let names = names.map(|(_, name)| name.to_owned()).filter(|name| name != "default");
+    Ok(std::iter::once(None).chain(names.map(Some)).collect())
+}
+
+/// Compiles a library with one feature or none; a warning is an error.
+fn check(package: &str, feature: Option<&str>) -> Result<()> {
+    let mut clippy = cargo();
+    // Only this package is linted: the same flags for its dependencies would build them again.
+    clippy.args(["clippy", "--package", package, "--lib", "--no-deps", "--no-default-features"]);
+    if let Some(feature) = feature {
+        clippy.args(["--features", feature]);
+    }
+    cargo::run(clippy.args(["--", "-D", "warnings"]))
 }
 
 /// The packages that arguments of cargo name.
@@ -69,6 +110,17 @@ mod tests {
         }
         assert!(!all.contains("kafka-tls"), "{all}");
         assert!(of(&["outbox"]).unwrap().split(',').all(|feature| feature.starts_with("outbox/")));
+    }
+
+    #[test]
+    fn each_feature_is_checked_alone_and_none_is_checked_first() {
+        let checked = alone("outbox").unwrap();
+        assert_eq!(checked[0], None);
+        for feature in ["sqlite", "postgres", "mysql", "testing"] {
+            assert!(checked.contains(&Some(feature.to_owned())), "{feature} is not in {checked:?}");
+        }
+        assert!(!checked.contains(&Some("default".to_owned())));
+        assert!(alone("outbox-transports").unwrap().contains(&Some("nats".to_owned())));
     }
 
     #[test]

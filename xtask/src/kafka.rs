@@ -1,7 +1,8 @@
-//! `cargo xtask kafka`: the Kafka tests on a broker of its own, with and without TLS.
+//! `cargo xtask kafka`: runs the Kafka tests on a broker of their own, with and without TLS.
 //!
-//! The broker is Tansu, a crate. Building it takes a quarter of an hour on two cores, and OpenSSL for TLS some minutes more, so this is
-//! a command of its own, and what it built is kept below target/.
+//! The broker is Tansu, a crate. Building it takes a quarter of an hour on two cores, and OpenSSL
+//! for TLS some minutes more, so the Kafka tests are a separate command, and the build is kept
+//! below target/.
 
 use std::env;
 use std::path::PathBuf;
@@ -23,7 +24,7 @@ pub(crate) fn command(options: &Options) -> Result<ExitCode> {
     for (package, test) in [("outbox-transports", "kafka"), ("outbox-cli", "kafka_daemon")] {
         let mut test_one = cargo();
         test_one.args(["test", "--package", package, "--features", "kafka-tls", "--test", test]);
-        // What is required is Tansu, and it is here.
+        // The tests require Tansu, which is installed at this point.
         cargo::run(test_one.args(&options.cargo_test).env("PATH", &path).env("OUTBOX_TEST_TANSU", "1"))?;
     }
     Ok(ExitCode::SUCCESS)
@@ -33,7 +34,7 @@ fn folder() -> PathBuf {
     cargo::target().join("servers").join(format!("tansu-{VERSION}"))
 }
 
-/// Builds it, if that was not done before.
+/// Builds Tansu unless it is installed already.
 fn fetch(may_download: bool) -> Result<()> {
     let folder = folder();
     if folder.join("bin/tansu").exists() {
@@ -45,7 +46,7 @@ fn fetch(may_download: bool) -> Result<()> {
     let mut install = cargo();
     install.args(["install", "tansu", "--version", VERSION, "--locked", "--no-default-features"]);
     install.args(["--features", "dynostore,libsql", "--root"]).arg(&folder);
-    // Its objects are of no use once it is there.
+    // The build folder is not needed after the installation.
     let objects = folder.join("build");
     cargo::run(install.env("CARGO_TARGET_DIR", &objects))?;
     std::fs::remove_dir_all(&objects).with_context(|| format!("cannot remove {}", objects.display()))?;

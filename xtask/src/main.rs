@@ -1,16 +1,19 @@
-//! The project's own commands. `main` reads the command line; each command has a file of its own.
+//! The project's own commands. `main` reads the command line; each command has its own file.
 //!
-//! - `test` runs every test against servers of its own
-//! - `on_mysql` says which tests of MariaDB run on MySQL as well
-//! - `ci` runs what a change must pass, the tests last
-//! - `schemathesis` holds the API against its document
+//! - `test` runs every test against temporary servers
+//! - `on_mysql` selects the tests of MariaDB that run on MySQL as well
+//! - `ci` runs the checks that a change must pass, the tests last
+//! - `schemathesis` tests the API against its OpenAPI document
 //! - `kafka` runs the Kafka tests on a broker that takes long to build
-//! - `torture` has processes killed, stopped and cut off, and looks whether anything was lost
-//! - `bench` measures
-//! - `features` says what is built
-//! - `dist` makes the archive that is handed out
-//! - `servers` installs, starts and stops throw-away servers
-//! - `cleanup` ends what was started, even when xtask itself is killed
+//! - `torture` builds and runs the torture test
+//! - `bench` builds and runs the benchmarks
+//! - `features` selects the features that are built, and checks each alone
+//! - `dist` makes the release archive
+//! - `msrv` checks that documents state the minimum supported Rust version
+//! - `words` checks the language of all files
+//! - `type_names` checks that a type name is defined once in a crate
+//! - `servers` installs, starts and stops temporary servers
+//! - `cleanup` ends started processes, even when xtask itself is killed
 
 #![forbid(unsafe_code)]
 
@@ -25,13 +28,17 @@ mod features;
 mod kafka;
 mod licences;
 mod metadata;
+mod msrv;
 mod on_mysql;
 mod options;
 mod program;
 mod schemathesis;
 mod servers;
+mod sources;
 mod test;
 mod torture;
+mod type_names;
+mod words;
 
 use std::process::ExitCode;
 
@@ -62,6 +69,7 @@ fn run(command: Command, options: &Options) -> Result<ExitCode> {
         Command::Kafka => return kafka::command(options),
         Command::Torture => return torture::command(options),
         Command::Bench => return bench::command(options),
+        Command::Features => return features::command(),
         Command::Dist => dist::command()?,
     }
     Ok(ExitCode::SUCCESS)

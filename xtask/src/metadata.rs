@@ -1,4 +1,4 @@
-//! What `cargo metadata` tells of the packages.
+//! Reads the output of `cargo metadata`.
 
 use std::process::Stdio;
 
@@ -17,7 +17,7 @@ pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) version: String,
     pub(crate) license: Option<String>,
-    /// `None` for a crate of our own.
+    /// `None` for a crate of this workspace.
     pub(crate) source: Option<String>,
     pub(crate) dependencies: Vec<Dependency>,
     pub(crate) targets: Vec<Target>,
@@ -37,13 +37,13 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Whether it is a file of `tests/`.
+    /// Whether the target is a file of `tests/`.
     pub(crate) fn is_test(&self) -> bool {
         self.kind.iter().any(|kind| kind == "test")
     }
 }
 
-/// Of all packages that the workspace may ever need.
+/// Reads the metadata of all packages, with all features.
 pub(crate) fn read() -> Result<Metadata> {
     let mut metadata = cargo();
     metadata.args(["metadata", "--format-version", "1", "--all-features", "--locked"]);

@@ -1,4 +1,4 @@
-//! The tests of MariaDB a second time, with MySQL in MariaDB's place.
+//! Runs the tests of MariaDB a second time, on MySQL.
 //!
 //! A test on MariaDB has `mariadb` in its name and finds the server by `OUTBOX_TEST_MARIADB`. Here
 //! that variable holds MySQL's address, so the names in the output say MariaDB and the server is
@@ -10,17 +10,17 @@ use anyhow::Result;
 
 use crate::metadata::{self, Target};
 
-/// How much of it runs.
+/// How many of the tests run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Extent {
-    /// Every file of tests.
+    /// Every test file.
     Whole,
-    /// The files of [`CORE`], as CI does.
+    /// The files of [`CORE`], as in CI.
     Core,
 }
 
-/// What CI runs on MySQL: every statement of the store, and the parts in which the two servers
-/// differ most.
+/// Test files that CI runs on MySQL: every statement of the store, and the parts in which the two
+/// servers differ most.
 const CORE: [&str; 10] = [
     "conformance",
     "delivery",
@@ -34,18 +34,18 @@ const CORE: [&str; 10] = [
     "storage",
 ];
 
-/// Files that are left out: the first three have tests on MySQL of their own, which run with the
-/// others, and the last two start a MariaDB of their own.
+/// Test files that do not run here: the first three have their own tests on MySQL, which run with
+/// the others, and the last two start their own MariaDB.
 const LEFT_OUT: [&str; 5] = ["conformance", "fencing", "model", "crash", "read_only"];
 
-/// Tests mostly wait for the server.
+/// More threads than cores, since tests mostly wait for the server.
 const THREADS: &str = "--test-threads=6";
 
-/// The arguments of `cargo test` for it.
+/// The arguments of `cargo test`.
 pub(crate) fn selection(extent: Extent) -> Result<Vec<String>> {
     let packages = metadata::read()?.packages.into_iter().filter(|package| package.source.is_none());
     let targets = packages.flat_map(|package| package.targets).filter(Target::is_test);
-    // Two packages may have files of one name, and cargo runs both.
+    // Two packages may have test files of the same name; cargo runs both.
     let names: BTreeSet<String> =
         targets.map(|target| target.name).filter(|name| is_chosen(extent, name)).collect();
     let mut arguments: Vec<String> = names.into_iter().flat_map(|name| ["--test".to_owned(), name]).collect();
@@ -70,7 +70,7 @@ mod tests {
         arguments.into_iter().filter(|argument| argument != "--test").collect()
     }
 
-    /// A file that was renamed would be left out without a word.
+    /// A renamed file would silently not run.
     #[test]
     fn every_file_that_is_named_here_exists() {
         assert_eq!(files(Extent::Core), CORE);

@@ -9,25 +9,26 @@ pub(crate) const HELP: &str = "\
 usage: cargo xtask <command> [options]
 
 commands:
-  test      start throw-away servers, run every test, stop the servers
+  test      start temporary servers, run every test, stop the servers
   servers   start the same servers, print their addresses, wait for Ctrl-C
-  ci        format, lints, docs, licences, schemathesis, then the tests, and the core of them on MySQL
+  ci        format, words, type names, Rust version, lints, docs, licences, advisories, schemathesis, then
+            the tests, and the core of them on MySQL
   schemathesis
-            hold the REST API against its OpenAPI document, with every check there is
+            test the REST API against its OpenAPI document, with all checks
   kafka     build a Kafka-compatible broker once, then run the Kafka tests on it, with TLS
-  torture   run processes against databases of their own, kill, stop and cut them off, and check what became of
-            every event; --help tells its own options
-  bench     build for release, measure on a PostgreSQL of its own, write bench/RESULTS.md
-  dist      build the command for release and pack it with all that belongs to it
+  torture   run processes on temporary databases, inject faults, and check the outcome of every event;
+            --help shows its own options
+  bench     build for release, measure on a temporary PostgreSQL, write bench/RESULTS.md
+  features  compile the libraries without features and with each feature alone
+  dist      build the command for release and pack it with its service file, completions and guide
   help      print this
 
 options:
-  --no-install         never install anything; say what is missing instead
+  --no-install         do not install anything; name missing packages instead
   --only <names>       start only these of: sqlite (needs no server), postgres, mariadb, mysql; without mariadb,
                        tests of MariaDB run on MySQL
-  -- mysql              also MySQL 9, downloaded from Debian unstable into target/, not installed;
-  -- after the other
-                       tests those of MariaDB run once more, with MySQL in MariaDB's place
+  --mysql              also start MySQL 9, downloaded from Debian unstable into target/, not installed;
+                       after the other tests those of MariaDB run again, with MySQL in MariaDB's place
   -- <arguments>       (test, kafka) passed on to `cargo test`
   --release            (torture) built for release
   --minutes, --seed, --database, --faults, …
@@ -35,11 +36,11 @@ options:
 
 options of bench:
   --quick              a fifth of everything: about three minutes once it is built
-  --only <names>       only these scenarios, and no RESULTS.md; --list says which there are
+  --only <names>       only these scenarios, and no RESULTS.md; --list prints all names
   --rounds <n>         how often each figure is taken
-  --no-peers           without the other tools that stand beside ours
-  --database <url>     on this server instead of one of its own
-  --out <folder>       where RESULTS.md and its charts go
+  --no-peers           without the other tools
+  --database <url>     on this server instead of a temporary one
+  --out <folder>       folder for RESULTS.md and its charts
 
 examples:
   cargo xtask test                                  everything, as CI does
@@ -63,6 +64,7 @@ pub(crate) enum Command {
     Kafka,
     Torture,
     Bench,
+    Features,
     Dist,
 }
 
@@ -72,7 +74,7 @@ pub(crate) struct Options {
     only: Option<Vec<String>>,
     mysql: bool,
     pub(crate) release: bool,
-    /// What the torture test or the benchmarks are told.
+    /// Options of the torture test or of the benchmarks.
     pub(crate) passed_on: Vec<String>,
     pub(crate) cargo_test: Vec<String>,
 }
@@ -90,13 +92,13 @@ impl Options {
         servers::ALL.into_iter().filter(chosen).collect()
     }
 
-    /// Whether CI runs the core of the tests of MariaDB on MySQL: always, unless other servers are
-    /// named, or all tests run on MySQL anyway.
+    /// Whether CI runs the core of MariaDB's tests on MySQL: always, unless `--only` names servers
+    /// or all tests run on MySQL anyway.
     pub(crate) fn core_on_mysql(&self) -> bool {
         self.only.is_none() && !self.mysql
     }
 
-    /// The same with no server but MySQL.
+    /// The same options with MySQL as the only server.
     pub(crate) fn with_only_mysql(&self) -> Self {
         Self { only: Some(vec!["mysql".to_owned()]), ..self.clone() }
     }
@@ -118,8 +120,9 @@ pub(crate) fn parse(arguments: &[String]) -> Result<(Command, Options)> {
         "kafka" => Command::Kafka,
         "torture" => Command::Torture,
         "bench" => Command::Bench,
+        "features" => Command::Features,
         "dist" => Command::Dist,
-        unknown => bail!("there is no command `{unknown}`"),
+        unknown => bail!("unknown command `{unknown}`"),
     };
 
     let mut options = Options {
@@ -164,7 +167,7 @@ fn server_names(list: &str) -> Result<Vec<String>> {
     list.split(',')
         .map(|name| {
             if !known(name) {
-                bail!("--only does not know `{name}`");
+                bail!("unknown server `{name}` after --only");
             }
             Ok(name.to_owned())
         })
@@ -213,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_two_dashes_goes_to_cargo_test() {
+    fn arguments_after_two_dashes_go_to_cargo_test() {
         let (_, options) = read("test --no-install -- -p outbox -- --nocapture").unwrap();
         assert!(!options.install);
         assert_eq!(options.cargo_test, ["-p", "outbox", "--", "--nocapture"]);
@@ -229,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_benchmarks_know_goes_to_them() {
+    fn options_of_the_benchmarks_are_passed_on() {
         let (command, options) = read("bench --quick --no-install --only cold,hot --rounds 5").unwrap();
         assert_eq!(command, Command::Bench);
         assert!(!options.install);

@@ -1,10 +1,11 @@
-//! Programs of this system.
+//! Programs that are installed on this system.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where a program is: on the PATH, or where Debian keeps those that an ordinary account's PATH leaves out.
+/// Finds a program: on the PATH, or in the folder that Debian leaves out of an ordinary account's
+/// PATH.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
@@ -13,7 +14,7 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
         .find(|program| program.is_file())
 }
 
-/// A command as one would type it.
+/// A command line, for messages.
 pub(crate) fn words(command: &Command) -> String {
     let name = Path::new(command.get_program()).file_name().unwrap_or_default();
     let words = [name].into_iter().chain(command.get_args());

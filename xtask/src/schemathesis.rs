@@ -1,7 +1,8 @@
-//! `cargo xtask schemathesis`: holds the API against its own document, with requests that nobody would think of.
+//! `cargo xtask schemathesis`: tests the API against its OpenAPI document, with generated requests.
 //!
-//! The server is the example `mounted` of outbox-web, on a SQLite database with something in it. Schemathesis is installed into an
-//! environment of its own, in this very version: another one finds other things, on another day than the change that caused them.
+//! The server is the example `mounted` of outbox-web, on a SQLite database with some events.
+//! Schemathesis is installed into its own environment at a fixed version: another version would
+//! generate other requests, and a failure would not come with the change that caused it.
 
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -18,16 +19,17 @@ use crate::options::Options;
 
 const VERSION: &str = "4.32.5";
 
-/// How many requests of each kind; `OUTBOX_SCHEMATHESIS_EXAMPLES` says otherwise.
+/// Number of requests of each kind; `OUTBOX_SCHEMATHESIS_EXAMPLES` overrides it.
 const EXAMPLES: &str = "10";
 
-/// Always the same requests, so that a failure comes with the change that caused it; `OUTBOX_SCHEMATHESIS_SEED` says otherwise.
+/// A fixed seed, so that a failure comes with the change that caused it; `OUTBOX_SCHEMATHESIS_SEED`
+/// overrides it.
 const SEED: &str = "1";
 
 const TOKEN: &str = "a-token-for-schemathesis";
 
-/// How long the server may take to start.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit for the start of the server.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) fn command(options: &Options) -> Result<ExitCode> {
     run(options)?;
@@ -36,7 +38,8 @@ pub(crate) fn command(options: &Options) -> Result<ExitCode> {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let schemathesis = installed(options)?;
-    // With all packages and features, as the tests are built: another choice of them would build everything once more.
+    // All packages and features, as the tests are built: another selection would build everything
+    // again.
     let features = features::of(&[])?;
     cargo::run(cargo().args(["build", "--workspace", "--features", &features, "--example", "mounted"]))?;
     let (_server, address) = serve()?;
@@ -60,12 +63,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         "--seed",
         &seed,
     ]);
-    // A stream without end: tests of its own read it.
+    // An endless stream, which has its own tests.
     run.args(["--exclude-path", "/api/outbox/live", "--warnings", "off", "--generation-database", "none"]);
     cargo::run(run.current_dir(cargo::target()))
 }
 
-/// In `target/tools`, where it stays.
+/// Installs schemathesis into `target/tools`, unless it is there.
 fn installed(options: &Options) -> Result<PathBuf> {
     let home = cargo::target().join("tools").join(format!("schemathesis-{VERSION}"));
     let program = home.join("bin/schemathesis");
@@ -83,15 +86,15 @@ fn installed(options: &Options) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Starts the server, and waits until it answers.
+/// Starts the server and waits until it accepts connections.
 fn serve() -> Result<(Cleanup, String)> {
-    // Free at this moment; the server takes it in the next.
+    // The port is free now; the server binds it next.
     let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
     let mut server = Command::new(cargo::target().join("debug/examples/mounted"));
     server.args([&address, TOKEN]).stdin(Stdio::null()).stdout(Stdio::null());
     let mut cleanup = Cleanup::new(None)?;
     cleanup.spawn(&mut server, Stop::Terminate)?;
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + START_TIMEOUT;
     while TcpStream::connect(&address).is_err() {
         let ended = cleanup.ended()?;
         ensure!(ended.is_none(), "the server ended before it answered");

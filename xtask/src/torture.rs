@@ -1,4 +1,4 @@
-//! `cargo xtask torture`: installs what the torture test needs, builds it, and runs it.
+//! `cargo xtask torture`: installs the servers of the torture test, builds it, and runs it.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -13,7 +13,8 @@ use crate::servers;
 pub(crate) fn command(options: &Options) -> Result<ExitCode> {
     servers::install_for_torture(options)?;
     let mut build = cargo();
-    // Of the command, what the test uses: the other brokers' clients take minutes.
+    // Only the features of the command that the test uses: the other brokers' clients take minutes
+    // to build.
     build.args(["build", "--package", "torture", "--package", "outbox-cli", "--no-default-features"]);
     build.args(["--features", "outbox-cli/nats,outbox-cli/webhook"]);
     if options.release {

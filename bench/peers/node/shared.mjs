@@ -1,12 +1,12 @@
-// What every peer on Node.js shares: the arguments, the three figures, the line that is printed.
+// Shared by every peer on Node.js: the arguments, the three figures, the line that is printed.
 //
-// A peer brings `open(database)`, which makes its schema from nothing and resolves to:
+// A peer provides `open(database)`, which creates its schema and resolves to:
 //   addMany(payloads)       adds jobs by its fastest documented way
 //   add(payload)            adds one job in a transaction of its own
 //   addIn(client, payload)  adds one job in the caller's transaction
 //   work(handler)           starts the worker; resolves to a function that stops it
 //   unsettled               a query for whether any job is neither gone nor marked as done
-//   close()                 lets go of its connections
+//   close()                 closes its connections
 
 import { createRequire } from 'node:module'
 import { setTimeout as sleep } from 'node:timers/promises'

@@ -118,7 +118,7 @@ async def open(database: str, admin: psycopg.AsyncConnection) -> AsyncIterator[Q
 
 
 async def worker(database: str) -> None:
-    """A process of a drain: ready, then waiting for the word, then working until it is killed or nobody is left."""
+    """A process of a drain: reports that it is ready, waits for the start signal, then works until it is killed or its parent ends."""
     async with queue(database) as opened:
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)

@@ -1,4 +1,5 @@
-//! Finds the migrations of sqlxmq, which its users are to run themselves, where cargo has unpacked them.
+//! Finds the migrations of sqlxmq, which its users are to run themselves, where cargo has unpacked
+//! them.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Where a figure lies between the ends of an axis, and which round figures are written beside it.
+//! Maps figures to positions on an axis, and selects round tick marks.
 
 /// An axis from 0, or a logarithmic one.
 pub(super) struct Axis {
@@ -8,12 +8,13 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// From 0 to a little more than the greatest.
+    /// From 0 to the greatest figure.
     pub(super) fn from_zero(greatest: f64) -> Self {
         Self { low: 0.0, high: if greatest > 0.0 { greatest } else { 1.0 }, logarithmic: false }
     }
 
-    /// Around all of these: logarithmic if they lie far apart, since the small ones would all lie on the ground.
+    /// Covers all of these figures: logarithmic if they differ by more than a factor of 20, since
+    /// small ones would not be distinguishable otherwise.
     pub(super) fn around(figures: &[f64]) -> Self {
         let above_zero = || figures.iter().copied().filter(|figure| *figure > 0.0);
         let (low, high) = (above_zero().fold(f64::MAX, f64::min), above_zero().fold(0.0, f64::max));
@@ -24,7 +25,7 @@ impl Axis {
         Self { low, high, logarithmic: true }
     }
 
-    /// Between 0 and 1. What is off the axis lies at its end.
+    /// Position between 0 and 1, clamped to the ends of the axis.
     pub(super) fn place(&self, figure: f64) -> f64 {
         let place = if self.logarithmic {
             (figure.max(self.low) / self.low).log10() / (self.high / self.low).log10()
@@ -34,7 +35,7 @@ impl Axis {
         place.clamp(0.0, 1.0)
     }
 
-    /// Round figures along it.
+    /// Round figures along the axis.
     pub(super) fn ticks(&self) -> Vec<f64> {
         if self.logarithmic {
             let decades = (self.high / self.low).log10().ceil() as i32;
@@ -48,14 +49,14 @@ impl Axis {
     }
 }
 
-/// The next of 1, 2, 2.5, 5 and their tens.
+/// The next of 1, 2, 2.5, 5 times a power of ten.
 fn round_step(at_least: f64) -> f64 {
     let ten = 10_f64.powf(at_least.log10().floor());
     let steps = [1.0, 2.0, 2.5, 5.0, 10.0];
     steps.map(|step| step * ten).into_iter().find(|step| *step >= at_least * 0.999).unwrap_or(10.0 * ten)
 }
 
-/// As short as an axis wants it: `20 k`, `0.05`.
+/// A short label: `20 k`, `0.05`.
 pub(super) fn label(figure: f64) -> String {
     let plain = |figure: f64| {
         let text = format!("{figure:.3}");

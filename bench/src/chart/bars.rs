@@ -1,7 +1,8 @@
-//! A group of bars for each case: every bar has its name at its left and its figure at its right, so there is nothing to look up.
+//! A group of bars for each case; every bar has its name at its left and its figure at its right,
+//! so no legend is needed.
 
 use super::axis::{self, Axis};
-use super::svg::{Held, Svg, width_of};
+use super::svg::{Align, Svg, width_of};
 use super::{MARGIN, TOP, WIDTH, colour, contestants};
 use crate::figures::{Case, Part, Series};
 use crate::text::figure;
@@ -33,16 +34,16 @@ pub(super) fn draw(part: &Part) -> String {
     let bottom = TOP + part.cases.iter().map(rows).sum::<f64>() + 8.0;
     for tick in axis.ticks() {
         svg.line((at(tick), TOP), (at(tick), bottom), "grid");
-        svg.text(at(tick), bottom + 16.0, Held::Middle, "soft", &axis::label(tick));
+        svg.text(at(tick), bottom + 16.0, Align::Middle, "soft", &axis::label(tick));
     }
     let contestants = contestants(part);
     let mut y = TOP;
     for case in &part.cases {
-        svg.text(MARGIN, y + 18.0, Held::Left, "strong", &case.name);
+        svg.text(MARGIN, y + 18.0, Align::Left, "strong", &case.name);
         y += HEADING;
         for series in &case.series {
             let middle = y + ROW / 2.0;
-            svg.text(left - 8.0, middle + 4.0, Held::Right, "", &series.who);
+            svg.text(left - 8.0, middle + 4.0, Align::Right, "", &series.who);
             let mut end = left;
             if let Some(spread) = series.spread() {
                 let class = colour(&contestants, &series.who);
@@ -50,19 +51,19 @@ pub(super) fn draw(part: &Part) -> String {
                 svg.line((at(spread.low), middle), (at(spread.high), middle), "whisker");
                 end = at(spread.high.max(spread.median));
             }
-            svg.text(end + 8.0, middle + 4.0, Held::Left, "halo", &value(case, series));
+            svg.text(end + 8.0, middle + 4.0, Align::Left, "halo", &value(case, series));
             y += ROW;
         }
     }
     svg.finish(bottom + 30.0)
 }
 
-/// The figure, and beside another's what ours is of it.
+/// The figure, and for another contestant the outbox's ratio to it.
 fn value(case: &Case, series: &Series) -> String {
     let Some(spread) = series.spread() else { return "not measured".to_owned() };
     match case.ratio_to(&series.who) {
         Some(ratio) if series.who != case.series[0].who => {
-            format!("{} · ours is {:.2} of it", figure(spread.median), ratio.median)
+            format!("{} · ratio {:.2}", figure(spread.median), ratio.median)
         }
         _ => figure(spread.median),
     }

@@ -1,14 +1,14 @@
 //! A line for each contestant over the cases.
 
 use super::axis::{self, Axis};
-use super::svg::{Held, Svg, width_of};
+use super::svg::{Align, Svg, width_of};
 use super::{MARGIN, TOP, WIDTH, colour, contestants};
 use crate::figures::Part;
 use crate::text::figure;
 
 const HEIGHT: f64 = 260.0;
 const LEGEND_ROW: f64 = 20.0;
-/// Room at the left for the figures of the axis.
+/// Space at the left for the labels of the axis.
 const LEFT: f64 = MARGIN + 50.0;
 
 pub(super) fn draw(part: &Part) -> String {
@@ -24,12 +24,12 @@ pub(super) fn draw(part: &Part) -> String {
     let x = |case: usize| LEFT + step * (case as f64 + 0.5);
     for tick in axis.ticks() {
         svg.line((LEFT, y(tick)), (WIDTH - MARGIN, y(tick)), "grid");
-        svg.text(LEFT - 8.0, y(tick) + 4.0, Held::Right, "soft", &axis::label(tick));
+        svg.text(LEFT - 8.0, y(tick) + 4.0, Align::Right, "soft", &axis::label(tick));
     }
     for (place, case) in part.cases.iter().enumerate() {
-        svg.text(x(place), top + HEIGHT + 20.0, Held::Middle, "strong", &case.name);
+        svg.text(x(place), top + HEIGHT + 20.0, Align::Middle, "strong", &case.name);
     }
-    // Ours last, on top of the others.
+    // The outbox's line comes last, on top of the others.
     for (who, line) in contestants.iter().zip(&lines).rev() {
         let points = line.iter().enumerate().filter_map(|(place, at)| Some((x(place), y((*at)?))));
         let points: Vec<(f64, f64)> = points.collect();
@@ -41,7 +41,7 @@ pub(super) fn draw(part: &Part) -> String {
         if let Some(at) = at {
             // Below the point at the upper edge, above it elsewhere.
             let offset = if y(*at) < top + 16.0 { 18.0 } else { -9.0 };
-            svg.text(x(place), y(*at) + offset, Held::Middle, "halo", &figure(*at));
+            svg.text(x(place), y(*at) + offset, Align::Middle, "halo", &figure(*at));
         }
     }
     svg.finish(top + HEIGHT + 40.0)
@@ -55,7 +55,7 @@ fn line(part: &Part, who: &str) -> Vec<Option<f64>> {
     part.cases.iter().map(median).collect()
 }
 
-/// Who has which colour, in as many rows as it takes; returns where it ends.
+/// Draws the legend, in as many rows as needed; returns its lower edge.
 fn legend(svg: &mut Svg, contestants: &[&str]) -> f64 {
     let (mut x, mut y) = (MARGIN, TOP + 4.0);
     for who in contestants {
@@ -64,7 +64,7 @@ fn legend(svg: &mut Svg, contestants: &[&str]) -> f64 {
             (x, y) = (MARGIN, y + LEGEND_ROW);
         }
         svg.rect(x, y, 12.0, 12.0, &colour(contestants, who));
-        svg.text(x + 18.0, y + 10.0, Held::Left, "", who);
+        svg.text(x + 18.0, y + 10.0, Align::Left, "", who);
         x += width;
     }
     y + LEGEND_ROW

@@ -1,18 +1,18 @@
-//! Charts as SVG, by hand: a card with a background of its own, light or dark as the reader's system is.
+//! Charts as SVG: a card with its own background, light or dark as the reader's system.
 
 mod axis;
 mod bars;
+mod bounds;
 mod lines;
 mod svg;
-mod wanted;
 
 use crate::figures::{Bound, Drawing, Part};
 
-/// How wide every chart is.
+/// Width of every chart.
 const WIDTH: f64 = 820.0;
-/// Between the edge and everything else.
+/// Space between the edge and the content.
 const MARGIN: f64 = 20.0;
-/// Where the drawing begins, below title and subtitle.
+/// Top of the drawing, below title and subtitle.
 const TOP: f64 = 64.0;
 
 /// The chart of a part.
@@ -23,12 +23,12 @@ pub(crate) fn draw(part: &Part) -> String {
     }
 }
 
-/// Ratios beside what they are wanted to be; `None` if there is none.
+/// Draws ratios with their bounds; `None` if there are none.
 pub(crate) fn bounds(bounds: &[&Bound]) -> Option<String> {
-    wanted::draw(bounds)
+    bounds::draw(bounds)
 }
 
-/// Who is in a part, in the order of their colours.
+/// The contestants of a part, in the order of their colours.
 fn contestants(part: &Part) -> Vec<&str> {
     let mut all = Vec::new();
     for series in part.cases.iter().flat_map(|case| &case.series) {
@@ -39,10 +39,10 @@ fn contestants(part: &Part) -> Vec<&str> {
     all
 }
 
-/// The colour's class of a contestant: the first is always ours.
+/// CSS class of a contestant's colour; the first contestant is the outbox.
 fn colour(contestants: &[&str], who: &str) -> String {
     let place = contestants.iter().position(|other| *other == who).unwrap_or(0);
-    // Ours keeps its colour for itself.
+    // The outbox's colour is not reused.
     let place = if place == 0 { 0 } else { (place - 1) % (svg::COLOURS.len() - 1) + 1 };
     format!("c{place}")
 }

@@ -1,45 +1,46 @@
-//! The shapes of a chart, and its colours.
+//! Shapes and colours of a chart.
 
 use std::fmt::Write as _;
 
 use super::{MARGIN, WIDTH};
 
-/// How wide a letter of the small text is at most, on average.
+/// Average width of a letter of the small text, at most.
 const LETTER: f64 = 7.2;
 
-/// Ours, what is done by hand, and all others; each reads on white and on black.
+/// Colours of the outbox, of hand-written SQL and of the others; each is readable on white and on
+/// black.
 pub(super) const COLOURS: [&str; 10] = [
     "#2f7de1", "#8a93a0", "#d9822b", "#2e9e6b", "#b04fc4", "#c9485b", "#1f9aa8", "#a58a1c", "#8a6d5b",
     "#7a78e0",
 ];
 
-/// Where a text is held.
+/// Alignment of a text.
 #[derive(Clone, Copy)]
-pub(super) enum Held {
+pub(super) enum Align {
     Left,
     Middle,
     Right,
 }
 
-/// A drawing that grows shape by shape.
+/// A drawing under construction.
 pub(super) struct Svg {
     body: String,
 }
 
 impl Svg {
-    /// With a title, and what the figures are.
+    /// Starts a drawing with a title and a subtitle.
     pub(super) fn new(title: &str, subtitle: &str) -> Self {
         let mut svg = Self { body: String::new() };
-        svg.text(MARGIN, 32.0, Held::Left, "title", title);
-        svg.text(MARGIN, 50.0, Held::Left, "soft", subtitle);
+        svg.text(MARGIN, 32.0, Align::Left, "title", title);
+        svg.text(MARGIN, 50.0, Align::Left, "soft", subtitle);
         svg
     }
 
-    pub(super) fn text(&mut self, x: f64, y: f64, held: Held, class: &str, text: &str) {
-        let anchor = match held {
-            Held::Left => "start",
-            Held::Middle => "middle",
-            Held::Right => "end",
+    pub(super) fn text(&mut self, x: f64, y: f64, align: Align, class: &str, text: &str) {
+        let anchor = match align {
+            Align::Left => "start",
+            Align::Middle => "middle",
+            Align::Right => "end",
         };
         let text = escape(text);
         self.push(format_args!(
@@ -103,12 +104,12 @@ text{{font:12px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fi
     }
 }
 
-/// How much room a small text takes.
+/// Width of a small text.
 pub(super) fn width_of(text: &str) -> f64 {
     text.chars().count() as f64 * LETTER
 }
 
-/// Text that a chart may hold, whatever is in it.
+/// Escapes a text for XML.
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -117,7 +118,7 @@ pub(super) fn escape(text: &str) -> String {
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
-            // XML has no place for these, not even escaped.
+            // XML does not allow control characters, even escaped.
             letter if letter.is_control() => escaped.push(' '),
             letter => escaped.push(letter),
         }
@@ -133,7 +134,7 @@ mod tests {
     fn a_name_cannot_break_out_of_its_text() {
         assert_eq!(escape("a<b> & \"c\"\u{0}</text>é"), "a&lt;b&gt; &amp; &quot;c&quot; &lt;/text&gt;é");
         let mut svg = Svg::new("</style><script>", "x");
-        svg.text(0.0, 0.0, Held::Left, "soft", "]]><script>");
+        svg.text(0.0, 0.0, Align::Left, "soft", "]]><script>");
         assert!(!svg.finish(100.0).contains("<script"));
     }
 }

@@ -2,18 +2,18 @@
 
 use serde_json::Value;
 
-/// What a peer measured of itself.
+/// Result that a peer reports.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Measured {
-    /// Its name, as its registry has it.
+    /// Name of the peer in its registry.
     pub(crate) peer: String,
     /// The version that ran.
     pub(crate) version: String,
-    /// What it is written in.
+    /// Programming language.
     pub(crate) language: String,
-    /// How it was set up.
+    /// Settings of the peer.
     pub(crate) settings: String,
-    /// What came out.
+    /// The figure.
     pub(crate) figure: Figure,
 }
 
@@ -22,39 +22,39 @@ pub(crate) struct Measured {
 pub(crate) enum Figure {
     /// A backlog, handled and settled.
     Drain {
-        /// How large it was.
+        /// Number of events.
         events: u64,
-        /// From the start of the worker.
+        /// Seconds from the start of the worker.
         seconds: f64,
     },
     /// From the return of the commit to the start of the handler, in milliseconds.
     Latency {
-        /// Jobs a second.
+        /// Jobs per second.
         rate: f64,
-        /// How many were measured.
+        /// Number of measured jobs.
         count: u64,
         /// The median.
         p50: f64,
-        /// Nine of ten were as quick.
+        /// 90th percentile.
         p90: f64,
-        /// Ninety-nine of a hundred were.
+        /// 99th percentile.
         p99: f64,
-        /// The slowest.
+        /// Maximum.
         max: f64,
     },
     /// Business transactions, each with a job.
     Write {
-        /// How many tasks wrote at once.
+        /// Number of concurrent writers.
         writers: u64,
-        /// How many there were.
+        /// Number of transactions.
         transactions: u64,
-        /// All of them together.
+        /// Total duration.
         seconds: f64,
     },
 }
 
 impl Figure {
-    /// Events or transactions a second; none for a latency.
+    /// Events or transactions per second; `None` for a latency.
     pub(crate) fn per_second(&self) -> Option<f64> {
         match *self {
             Self::Drain { events, seconds } => Some(events as f64 / seconds),
@@ -64,7 +64,7 @@ impl Figure {
     }
 }
 
-/// Reads the last line of what a peer printed: libraries may print before it.
+/// Parses the last line of a peer's output: libraries may print before it.
 pub(super) fn parse(output: &str) -> Result<Measured, String> {
     let line = output.lines().rev().find(|line| !line.trim().is_empty()).ok_or("it printed nothing")?;
     let json: Value = serde_json::from_str(line).map_err(|_| format!("it printed no figure but {line:?}"))?;
@@ -91,7 +91,7 @@ pub(super) fn parse(output: &str) -> Result<Measured, String> {
             transactions: count("transactions")?,
             seconds: real("seconds")?,
         },
-        other => return Err(format!("it printed the figure {other:?}, which nobody asked for")),
+        other => return Err(format!("it printed the figure {other:?}, which is unknown")),
     };
     Ok(Measured {
         peer: text("peer")?,
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_figure_says_what_is_wrong() {
+    fn invalid_output_is_explained() {
         for (output, reason) in [
             ("", "it printed nothing"),
             ("done\n", "it printed no figure but \"done\""),

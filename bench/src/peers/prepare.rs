@@ -1,4 +1,4 @@
-//! Installs and builds the peers into `target/peers`, once; later only what has changed.
+//! Installs and builds the peers into `target/peers` once; later only changes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{NotRun, process};
 
-/// A peer that can be run.
+/// An installed peer.
 pub(super) struct Program {
     pub(super) peer: &'static str,
     program: PathBuf,
@@ -15,15 +15,15 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// The command, to which the figure and its arguments are added.
+    /// The command, without the figure and its arguments.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments);
         command
     }
 
-    /// How large a backlog it is given at most. Those that take or complete their jobs one by one
-    /// would hold up all others.
+    /// Maximum backlog of the peer. Peers that take or complete jobs one by one would delay all
+    /// others.
     pub(super) fn most_events(&self, quick: bool) -> usize {
         match (self.peer, quick) {
             ("procrastinate", true) => 2_000,
@@ -42,13 +42,13 @@ impl Program {
     }
 }
 
-/// A peer's own program, or why there is none.
+/// A peer's program, or the reason why there is none.
 type Prepared = Result<Program, NotRun>;
 
-/// Prepares each of these, in their order.
+/// Prepares these peers, in this order.
 pub(super) async fn all(peers: impl Iterator<Item = &'static str>) -> Vec<Prepared> {
     let places = Places::new();
-    // What peers share is prepared once.
+    // Shared programs are prepared once.
     let (mut node, mut rust, mut python) = (None, None, None);
     let mut prepared = Vec::new();
     for peer in peers {
@@ -73,7 +73,7 @@ pub(super) async fn all(peers: impl Iterator<Item = &'static str>) -> Vec<Prepar
                 rust.clone().map(|rust| rust.map(|program| (program, vec![peer.into()])))
             }
         };
-        let program = program.unwrap_or_else(|| Err("nobody prepared it".to_owned()));
+        let program = program.unwrap_or_else(|| Err("it was not prepared".to_owned()));
         prepared.push(match program {
             Ok((program, arguments)) => Ok(Program { peer, program, arguments }),
             Err(reason) => Err(NotRun { peer: peer.to_owned(), reason }),
@@ -82,7 +82,7 @@ pub(super) async fn all(peers: impl Iterator<Item = &'static str>) -> Vec<Prepar
     prepared
 }
 
-/// Where the peers' programs are, and where what they need is put.
+/// Folders of the peers' sources and of their installations.
 struct Places {
     sources: PathBuf,
     target: PathBuf,
@@ -100,8 +100,8 @@ impl Places {
         self.target.join("node").join(peer).with_extension("mjs")
     }
 
-    /// The packages of the lock file, beside copies of the scripts. The peers want a newer Node.js than many
-    /// distributions have, so one comes with them.
+    /// Installs the packages of the lock file and copies the scripts. The packages include Node.js,
+    /// since the peers need a newer one than many distributions have.
     async fn node(&self) -> Result<PathBuf, String> {
         let place = self.target.join("node");
         let lock = self.sources.join("node/package-lock.json");
@@ -157,7 +157,7 @@ fn minutes(minutes: u64) -> Duration {
     Duration::from_secs(minutes * 60)
 }
 
-/// Whether what is installed is what this file asks for.
+/// Whether the installation matches this file.
 fn is_same(file: &Path, stamp: &Path) -> bool {
     matches!((fs::read(file), fs::read(stamp)), (Ok(file), Ok(stamp)) if file == stamp)
 }

@@ -1,12 +1,12 @@
-//! A process with a limit to its time.
+//! Runs a process with a time limit.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Runs a command to its end and gives what it printed. One that fails gives the last line it complained with; one
-/// that takes longer than the limit is killed.
+/// Runs a command to its end and returns its output. A failure returns the last line of its error
+/// output; a process that exceeds the limit is killed.
 pub(super) async fn run(mut command: Command, limit: Duration) -> Result<String, String> {
     let program = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -14,7 +14,7 @@ pub(super) async fn run(mut command: Command, limit: Duration) -> Result<String,
     let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
     let status = wait(&mut child, limit).await;
     if status.is_none() {
-        // It may have ended by itself just now, which is as good.
+        // Fails harmlessly if the process has just ended.
         let _ = child.kill();
         let _ = child.wait();
     }
@@ -23,7 +23,7 @@ pub(super) async fn run(mut command: Command, limit: Duration) -> Result<String,
     if status.success() {
         return Ok(stdout);
     }
-    let complaint = stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it did not say why");
+    let complaint = stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no error output");
     Err(format!("{status}: {}", complaint.trim()))
 }
 
@@ -40,12 +40,12 @@ async fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// Reads beside the wait: a full pipe would stop the process.
+/// Reads a pipe in a thread, since a full pipe would block the process.
 fn drain(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // What was read until an error is all there is.
+            // Keep the bytes that were read before an error.
             let _ = pipe.read_to_end(&mut bytes);
         }
         String::from_utf8_lossy(&bytes).into_owned()

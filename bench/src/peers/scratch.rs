@@ -1,4 +1,4 @@
-//! A database for one run of one peer: some live in schemas and extensions whose names are not theirs to choose.
+//! A database for one run of one peer: some peers use schemas and extensions with fixed names.
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
@@ -11,7 +11,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Makes it, from nothing.
+    /// Creates the database anew.
     pub(super) async fn create(server: &str) -> Result<Self, sqlx::Error> {
         let scratch = Self { server: server.to_owned(), url: with_database(server, NAME) };
         scratch
@@ -23,12 +23,12 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// Where it is.
+    /// URL of the database.
     pub(super) fn url(&self) -> &str {
         &self.url
     }
 
-    /// Drops it, whoever is still connected.
+    /// Drops the database and closes its remaining connections.
     pub(super) async fn drop(self) -> Result<(), sqlx::Error> {
         self.run(&[&format!("DROP DATABASE IF EXISTS {NAME} WITH (FORCE)")]).await
     }
@@ -42,7 +42,8 @@ impl Scratch {
     }
 }
 
-/// The URL with another database. By hand, because what sqlx prints has parameters that other drivers refuse.
+/// Replaces the database of a URL. The URL that sqlx prints has parameters that other drivers
+/// reject.
 fn with_database(url: &str, database: &str) -> String {
     let (url, parameters) = url.split_once('?').map_or((url, None), |(url, rest)| (url, Some(rest)));
     let host = url.find("://").map_or(0, |at| at + 3);
@@ -56,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_database_of_a_url_is_exchanged() {
+    fn only_the_database_of_a_url_is_replaced() {
         for (url, expected) in [
             ("postgres://postgres@127.0.0.1:46001/postgres", "postgres://postgres@127.0.0.1:46001/x"),
             ("postgres://me:secret@db/app?sslmode=disable", "postgres://me:secret@db/x?sslmode=disable"),

@@ -1,17 +1,17 @@
-//! `RESULTS.md`.
+//! Renders `RESULTS.md`.
 
 use super::{file, of_bounds, of_part};
 use crate::facts::Fact;
 use crate::figures::Sheet;
 
-/// The chart of what is wanted and what was found.
+/// File name of the chart of required and measured ratios.
 pub(super) const BOUNDS: &str = "wanted.svg";
 
 const HEAD: &str = "# Results
 
-Made by `cargo xtask bench`; [README.md](README.md) says how to run and to read it. Each figure is the median of the rounds, with the
-lowest and the highest beside it. A ratio is ours in parts of theirs, taken round by round: for speeds more is better, for times and
-memory less is. Machines and days differ; ratios within a run mean something, single figures do not.
+Made by `cargo xtask bench`; [README.md](README.md) describes how to run and to read it. Each figure is the median of the rounds, with the
+lowest and the highest beside it. A ratio is the outbox's figure divided by the other's, round by round: for speeds more is
+better, for times and memory less is. Compare ratios within a run, not single figures of different runs.
 ";
 
 pub(super) fn results(facts: &[Fact], sheets: &[Sheet], with_chart_of_bounds: bool) -> String {
@@ -20,11 +20,11 @@ pub(super) fn results(facts: &[Fact], sheets: &[Sheet], with_chart_of_bounds: bo
         text += &format!("| {what} | {is} |\n");
     }
     if sheets.iter().any(|sheet| !sheet.bounds.is_empty()) {
-        text += "\n## Wanted, and found\n\nHeld by the median. Where a run is quick, so is what it says here.\n\n";
+        text += "\n## Required and measured\n\nThe median decides. A quick run is less precise.\n\n";
         text += &of_bounds(sheets).markdown();
     }
     if with_chart_of_bounds {
-        text += &format!("\n![The ratios that are wanted, and those that were found](charts/{BOUNDS})\n");
+        text += &format!("\n![Required and measured ratios](charts/{BOUNDS})\n");
     }
     for sheet in sheets {
         text += &format!("\n## {}\n\n{}\n", sheet.title, sheet.about);

@@ -1,4 +1,4 @@
-//! The one room that shows figures: as a table in the terminal, and as markdown with charts.
+//! Reports figures: as tables in the terminal, and as markdown with charts.
 
 mod markdown;
 mod table;
@@ -29,13 +29,13 @@ pub(crate) fn terminal(sheet: &Sheet) -> String {
 
 /// All bounds, for the terminal.
 pub(crate) fn bounds(sheets: &[Sheet]) -> String {
-    format!("\nWanted\n{}", of_bounds(sheets).terminal("  "))
+    format!("\nRequired\n{}", of_bounds(sheets).terminal("  "))
 }
 
 /// Writes `RESULTS.md` and its charts into a folder.
 pub(crate) fn write(folder: &Path, facts: &[Fact], sheets: &[Sheet]) -> anyhow::Result<()> {
     let charts = folder.join("charts");
-    // What an earlier run drew and this one does not would stay for ever.
+    // Remove the charts of an earlier run, which may have drawn others.
     if charts.exists() {
         fs::remove_dir_all(&charts)?;
     }
@@ -53,7 +53,7 @@ pub(crate) fn write(folder: &Path, facts: &[Fact], sheets: &[Sheet]) -> anyhow::
     Ok(())
 }
 
-/// What the chart of a part is called.
+/// File name of a part's chart.
 fn file(sheet: &Sheet, part: &Part) -> String {
     format!("{}-{}.svg", sheet.name, slug(&part.title))
 }
@@ -71,7 +71,7 @@ fn of_part(part: &Part) -> Table {
     table
 }
 
-/// A case, and who stands beside ours with the ratio of the two.
+/// A row of the table: a case, and another contestant with the ratio.
 fn row(case: &Case, part: &Part, beside: Option<(&Series, Option<Spread>)>) -> [String; 6] {
     let ours = &case.series[0];
     let mut cells = [
@@ -95,7 +95,7 @@ fn all_bounds(sheets: &[Sheet]) -> Vec<&Bound> {
 }
 
 fn of_bounds(sheets: &[Sheet]) -> Table {
-    let mut table = Table::new(["", "what", "wanted", "found"]);
+    let mut table = Table::new(["", "what", "required", "measured"]);
     for bound in all_bounds(sheets) {
         let mark = match bound.holds() {
             Some(true) => "pass",

@@ -16,8 +16,8 @@ impl Table {
         self.rows.push(cells.into());
     }
 
-    /// In columns, each line after this indent. A cell that says what the one above it says is left empty, but for marks, whose
-    /// column has no heading.
+    /// Renders aligned columns, each line with this indent. A cell that repeats the one above it is
+    /// left empty, except in a column without a heading, which holds marks.
     pub(crate) fn terminal(&self, indent: &str) -> String {
         let lines = || std::iter::once(&self.heading).chain(&self.rows);
         let width = |column: usize| lines().map(|row| row[column].chars().count()).max().unwrap_or(0);
@@ -27,7 +27,7 @@ impl Table {
         for row in lines() {
             text += indent;
             let mut line = String::new();
-            // Only from the left: a figure that happens to be the same is still a figure.
+            // Only the leftmost columns: a figure that happens to be equal is still shown.
             let mut same = !self.heading[0].is_empty();
             for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
                 same = same && column < 3 && above.is_some_and(|above| above[column] == *cell);

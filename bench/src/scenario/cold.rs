@@ -1,14 +1,14 @@
-//! Cold drain: how fast one relay empties a backlog with a handler that does nothing, beside a loop of `SELECT` and `DELETE`, and
-//! beside what the others do with as many events.
+//! Cold drain: how fast one relay empties a backlog with an empty handler, compared with a loop of
+//! `SELECT` and `DELETE` and with other tools on as many events.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{Scenario, beside};
-use crate::bed::{BATCH, Bed, Scale, fill, per_second, there_and_back};
+use super::{Scenario, peer_figures};
 use crate::by_hand::{self, Claim};
+use crate::environment::{BATCH, Environment, Scale, fill, per_second, turns_and_back};
 use crate::figures::{Bound, Case, Part, Sheet, Unit};
 use crate::load;
 use crate::text::thousands;
@@ -19,10 +19,10 @@ const BY_HAND: &str = "SELECT + DELETE by hand";
 
 pub(crate) struct Cold;
 
-/// What this drain is held against has nothing to start, so that a relay's start weighs most here: a quick run has more events than other
-/// drains.
-fn backlog(bed: &Bed) -> usize {
-    bed.count(300_000).min(100_000)
+/// The baseline has no start-up time, so the relay's start matters most here: a quick run has more
+/// events than other drains.
+fn backlog(env: &Environment) -> usize {
+    env.count(300_000).min(100_000)
 }
 
 #[async_trait]
@@ -35,13 +35,13 @@ impl Scenario for Cold {
         "Cold drain, one node"
     }
 
-    fn about(&self, bed: &Bed) -> String {
+    fn about(&self, env: &Environment) -> String {
         format!(
             "A backlog of {} events, one relay with an empty handler, completion `delete`, batches of {BATCH}; from its start until \
              every event is settled. Beside it a hand-written loop that selects and deletes as many rows at a time: the least that \
              delivers anything; each drains two of them in a round. The other tools get as many jobs, in a database of their own on the \
              same server, and settle them in the way that is quickest for them.",
-            thousands(backlog(bed) as f64)
+            thousands(backlog(env) as f64)
         )
     }
 
@@ -49,27 +49,27 @@ impl Scenario for Cold {
         true
     }
 
-    async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
-        let events = backlog(bed);
-        let outbox = bed.outbox(TABLE, 4).await?;
+    async fn run(&self, env: &Environment, sheet: &mut Sheet) -> anyhow::Result<()> {
+        let events = backlog(env);
+        let outbox = env.outbox(TABLE, 4).await?;
         let mut case = Case::of(format!("{} events", thousands(events as f64)), &[OURS, BY_HAND]);
-        for round in 0..bed.rounds {
+        for round in 0..env.rounds {
             let mut times: HashMap<&str, Duration> = HashMap::new();
-            for who in there_and_back(round, &[OURS, BY_HAND]) {
+            for who in turns_and_back(round, &[OURS, BY_HAND]) {
                 fill(&outbox, events, 0).await?;
-                bed.settle(TABLE).await?;
+                env.settle(TABLE).await?;
                 *times.entry(who).or_default() += match who {
                     OURS => load::drain(vec![outbox.single_node()], events).await?,
-                    _ => by_hand::drain(bed, TABLE, Claim::None, 1).await?,
+                    _ => by_hand::drain(env, TABLE, Claim::None, 1).await?,
                 };
             }
             times.into_iter().for_each(|(who, time)| case.add(round, who, per_second(2 * events, time)));
-            // A quick run has other tools once: they take most of its time.
-            let Some(peers) = bed.peers.as_ref().filter(|_| round == 0 || bed.scale != Scale::Quick) else {
+            // A quick run measures the other tools once: they take most of its time.
+            let Some(peers) = env.peers.as_ref().filter(|_| round == 0 || env.scale != Scale::Quick) else {
                 continue;
             };
-            for (who, figure) in beside::measured(sheet, peers.drain(&bed.database, events).await) {
-                beside::note_smaller(sheet, &who, &figure, events);
+            for (who, figure) in peer_figures::measured(sheet, peers.drain(&env.database, events).await) {
+                peer_figures::note_smaller(sheet, &who, &figure, events);
                 figure.per_second().into_iter().for_each(|speed| case.add(round, &who, speed));
             }
         }
@@ -80,7 +80,7 @@ impl Scenario for Cold {
             case.ratio_to(BY_HAND),
         ));
         let what = "cold drain, one node, beside the fastest of the other tools";
-        sheet.bounds.push(Bound::at_least(what, 2.0, beside::of_fastest(&case, 2)));
+        sheet.bounds.push(Bound::at_least(what, 2.0, peer_figures::of_fastest(&case, 2)));
         sheet.parts.push(Part::bars("Cold drain, one node", Unit::EventsPerSecond, vec![case]));
         Ok(())
     }

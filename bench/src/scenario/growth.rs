@@ -1,4 +1,5 @@
-//! What a claim costs as finished rows pile up, with a large backlog, and while another transaction stays open.
+//! Cost of a claim with many finished rows, with a large backlog, and while another transaction is
+//! open.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -9,11 +10,11 @@ use outbox::{Completion, NodeId, OnDead, Outbox, Status};
 use sqlx::Postgres;
 
 use super::Scenario;
-use crate::bed::{Bed, Scale, fill, turns};
+use crate::environment::{Environment, Scale, fill, turns};
 use crate::figures::{Bound, Case, Part, Sheet, Spread, Unit};
 use crate::text::thousands;
 
-/// How many claims are timed for a figure, and how many rows each takes.
+/// Number of claims timed for a figure, and number of rows of each.
 const CLAIMS: usize = 100;
 const TAKEN: usize = 50;
 
@@ -32,28 +33,28 @@ impl Scenario for Growth {
         "Cost as the table grows"
     }
 
-    fn about(&self, bed: &Bed) -> String {
+    fn about(&self, env: &Environment) -> String {
         format!(
             "The median time of a claim of {TAKEN} rows by lease, out of {CLAIMS}, in tables with finished rows that were kept, with {} \
              pending rows, and with {} rows that were settled while another transaction stayed open, so that nothing could be \
              cleaned up. Beside each the same claim in an empty table, in turns.",
-            thousands(sizes(bed)[1] as f64),
+            thousands(sizes(env)[1] as f64),
             thousands((SETTLED_BESIDE * CLAIMS * TAKEN) as f64)
         )
     }
 
-    async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
-        let sizes = sizes(bed);
+    async fn run(&self, env: &Environment, sheet: &mut Sheet) -> anyhow::Result<()> {
+        let sizes = sizes(env);
         let mut finished = Vec::new();
         for rows in sizes {
-            finished.push(table(bed, &format!("bench_grown_{rows}"), rows, 1).await?);
+            finished.push(table(env, &format!("bench_grown_{rows}"), rows, 1).await?);
         }
-        let backlog = table(bed, "bench_grown_backlog", sizes[1], 0).await?;
-        let empty = bed.outbox("bench_grown_empty", 4).await?;
+        let backlog = table(env, "bench_grown_backlog", sizes[1], 0).await?;
+        let empty = env.outbox("bench_grown_empty", 4).await?;
 
         let mut grown = sizes.map(|rows| Case::of(thousands(rows as f64), &[CLAIM, EMPTY]));
         let mut waiting = Case::of(format!("{} pending rows", thousands(sizes[1] as f64)), &[CLAIM, EMPTY]);
-        for round in 0..bed.rounds {
+        for round in 0..env.rounds {
             for place in turns(round, &[0, 1, 2, 3, 4]) {
                 let outbox = finished.get(place).unwrap_or(if place == 3 { &backlog } else { &empty });
                 let time = claims(outbox).await?;
@@ -64,7 +65,7 @@ impl Scenario for Growth {
                 }
             }
         }
-        let open = beside_open_transaction(bed, &empty).await?;
+        let open = beside_open_transaction(env, &empty).await?;
 
         let what = format!("a claim beside {} finished rows, beside an empty table", grown[2].name);
         sheet.bounds.push(Bound::at_most(what, 1.3, "×", grown[2].ratio_to(EMPTY)));
@@ -74,44 +75,44 @@ impl Scenario for Growth {
             outbox.close().await;
         }
         for rows in sizes {
-            bed.execute(&[&format!("DROP TABLE bench_grown_{rows} CASCADE")]).await?;
+            env.execute(&[&format!("DROP TABLE bench_grown_{rows} CASCADE")]).await?;
         }
-        bed.execute(&["DROP TABLE bench_grown_backlog CASCADE"]).await
+        env.execute(&["DROP TABLE bench_grown_backlog CASCADE"]).await
     }
 }
 
-/// How many finished rows there are.
-fn sizes(bed: &Bed) -> [usize; 3] {
-    match bed.scale {
+/// Numbers of finished rows.
+fn sizes(env: &Environment) -> [usize; 3] {
+    match env.scale {
         Scale::Full => [100_000, 1_000_000, 10_000_000],
         Scale::Quick => [10_000, 50_000, 200_000],
         Scale::Tiny => [10, 100, 1_000],
     }
 }
 
-/// A table with so many rows of this status, which the server makes itself.
-async fn table(bed: &Bed, name: &str, rows: usize, status: i16) -> anyhow::Result<Outbox<Postgres>> {
-    let outbox = bed.outbox(name, 4).await?;
+/// Creates a table with this many rows of this status.
+async fn table(env: &Environment, name: &str, rows: usize, status: i16) -> anyhow::Result<Outbox<Postgres>> {
+    let outbox = env.outbox(name, 4).await?;
     let done_at = if status == 1 { "now()" } else { "NULL" };
-    bed.execute(&[&format!(
+    env.execute(&[&format!(
         "INSERT INTO {name} (event_type, payload, status, done_at) \
          SELECT 'bench', '[1]', {status}, {done_at} FROM generate_series(1, {rows})"
     )])
     .await?;
-    bed.settle(name).await?;
+    env.settle(name).await?;
     Ok(outbox)
 }
 
-/// How often [`CLAIMS`] are made while the other transaction is open, before it counts.
+/// How often [`CLAIMS`] are made while the other transaction is open, before the measurement.
 const SETTLED_BESIDE: usize = 6;
 
-/// A snapshot elsewhere holds back the cleaning up of everything that is settled meanwhile.
-async fn beside_open_transaction(bed: &Bed, outbox: &Outbox<Postgres>) -> anyhow::Result<Case> {
+/// Measures claims while an open snapshot prevents the cleanup of rows that are settled meanwhile.
+async fn beside_open_transaction(env: &Environment, outbox: &Outbox<Postgres>) -> anyhow::Result<Case> {
     let mut case = Case::of("beside an open transaction", &[CLAIM, EMPTY]);
-    for round in 0..bed.rounds {
-        bed.execute(&["TRUNCATE bench_grown_empty"]).await?;
+    for round in 0..env.rounds {
+        env.execute(&["TRUNCATE bench_grown_empty"]).await?;
         case.add(round, EMPTY, claims(outbox).await?);
-        let pool = bed.pool(1).await?;
+        let pool = env.pool(1).await?;
         let mut open = pool.begin().await?;
         sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut *open).await?;
         sqlx::query("SELECT count(*) FROM bench_grown_empty").execute(&mut *open).await?;
@@ -124,7 +125,8 @@ async fn beside_open_transaction(bed: &Bed, outbox: &Outbox<Postgres>) -> anyhow
     Ok(case)
 }
 
-/// The median time of a claim, in ms. Claims and settles what was just written, as a relay does, from where the last claim ended.
+/// The median time of a claim, in ms. Claims and settles newly written events, as a relay does,
+/// each claim from the cursor of the last one.
 async fn claims(outbox: &Outbox<Postgres>) -> anyhow::Result<f64> {
     let store = outbox.store();
     let by = Holder::Lease { owner: NodeId::from("bench"), lease: Duration::from_secs(60) };
@@ -162,7 +164,7 @@ async fn claims(outbox: &Outbox<Postgres>) -> anyhow::Result<f64> {
     Ok(Spread::of(times).map_or(f64::NAN, |spread| spread.median))
 }
 
-/// Where a relay's cursor would stand: just before the oldest pending event.
+/// The cursor of a relay: just before the oldest pending event.
 async fn cursor_now(outbox: &Outbox<Postgres>) -> anyhow::Result<Option<Cursor>> {
     let pending = Filter { status: Some(Status::New), ..Filter::default() };
     let oldest = outbox.store().list(&pending, 1).await?;

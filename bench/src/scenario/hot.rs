@@ -1,4 +1,5 @@
-//! The hot path: what delivering and settling adds to a business transaction, beside the same inserts alone.
+//! The hot path: the cost of delivery and settlement for a business transaction, compared with the
+//! same inserts alone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,16 +11,16 @@ use outbox::{Completion, Cx, Event, EventId, Outbox};
 use sqlx::{PgPool, Postgres};
 
 use super::Scenario;
-use crate::bed::{Bed, payload, per_second, there_and_back};
+use crate::environment::{Environment, payload, per_second, turns_and_back};
 use crate::figures::{Bound, Case, Part, Sheet, Unit};
 use crate::load::{self, Written};
 
 const TABLE: &str = "bench_hot";
 const OURS: &str = "outbox, delivered and settled";
-const PLAIN: &str = "plain SQL, delivered by nobody";
+const PLAIN: &str = "plain SQL, without delivery";
 const SAME_POOL: &str = "the same, on outbox's pool";
-const EVERYBODY: [&str; 3] = [OURS, PLAIN, SAME_POOL];
-/// Of each turn; there are two in a round.
+const CONTESTANTS: [&str; 3] = [OURS, PLAIN, SAME_POOL];
+/// Duration of each turn; there are two in a round.
 const TIME: Duration = Duration::from_secs(3);
 
 pub(crate) struct Hot;
@@ -34,26 +35,26 @@ impl Scenario for Hot {
         "Business transactions with the hot path"
     }
 
-    fn about(&self, bed: &Bed) -> String {
+    fn about(&self, env: &Environment) -> String {
         format!(
             "A transaction with a row of the application and one event, by 8 and 32 writers, in the process in which a `single_node` \
-             relay delivers and settles each event; the clock stops when the last is settled. Beside it the same two inserts by plain \
-             SQL, which nobody delivers: on a pool as sqlx makes it, which asks a connection whether it is still there before and after \
-             each transaction, and on the pool that outbox makes, which asks after each, and before only if it was idle. \
-             `outbox.begin()` asks neither time when transactions follow each other closely. Each contestant has two turns of {:.1} s \
+             relay delivers and settles each event; the clock stops when the last is settled. Compared with the same two inserts by plain SQL without delivery: on \
+             sqlx's default pool, which pings a connection before and after each transaction, and on the pool of the outbox, which pings \
+             after each transaction, and before one only if the connection was idle. `outbox.begin()` pings neither time when \
+             transactions follow each other closely. Each contestant has two turns of {:.1} s \
              in a round, the second in the opposite order.",
-            bed.time(TIME).as_secs_f64()
+            env.time(TIME).as_secs_f64()
         )
     }
 
-    async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
+    async fn run(&self, env: &Environment, sheet: &mut Sheet) -> anyhow::Result<()> {
         let mut cases = Vec::new();
         for writers in [8, 32] {
-            let mut case = Case::of(format!("{writers} writers"), &EVERYBODY);
-            for round in 0..bed.rounds {
+            let mut case = Case::of(format!("{writers} writers"), &CONTESTANTS);
+            for round in 0..env.rounds {
                 let mut taken: HashMap<&str, Vec<Written>> = HashMap::new();
-                for who in there_and_back(round, &EVERYBODY) {
-                    taken.entry(who).or_default().push(turn(bed, who, writers).await?);
+                for who in turns_and_back(round, &CONTESTANTS) {
+                    taken.entry(who).or_default().push(turn(env, who, writers).await?);
                 }
                 for (who, turns) in taken {
                     let count = turns.iter().map(|turn| turn.count).sum();
@@ -71,17 +72,17 @@ impl Scenario for Hot {
     }
 }
 
-/// A turn of a contestant, on empty tables.
-async fn turn(bed: &Bed, who: &str, writers: usize) -> anyhow::Result<Written> {
-    let outbox = bed.outbox(TABLE, writers).await?;
-    bed.execute(&["CREATE TABLE bench_hot_orders (id bigserial PRIMARY KEY, total bigint)"]).await?;
-    bed.settle(TABLE).await?;
-    let time = bed.time(TIME);
+/// One turn of a contestant, on empty tables.
+async fn turn(env: &Environment, who: &str, writers: usize) -> anyhow::Result<Written> {
+    let outbox = env.outbox(TABLE, writers).await?;
+    env.execute(&["CREATE TABLE bench_hot_orders (id bigserial PRIMARY KEY, total bigint)"]).await?;
+    env.settle(TABLE).await?;
+    let time = env.time(TIME);
     let written = match who {
         OURS => delivered(&outbox, writers, time).await?,
         SAME_POOL => by_hand(outbox.pool(), writers, time).await?,
         _ => {
-            let pool = bed.pool(writers).await?;
+            let pool = env.pool(writers).await?;
             let written = by_hand(&pool, writers, time).await?;
             pool.close().await;
             written
@@ -121,7 +122,7 @@ async fn delivered(outbox: &Outbox<Postgres>, writers: usize, time: Duration) ->
     Ok(Written { time, ..written })
 }
 
-/// The same rows, by plain SQL, delivered by nobody.
+/// The same rows by plain SQL, without delivery.
 async fn by_hand(pool: &PgPool, writers: usize, time: Duration) -> anyhow::Result<Written> {
     let (pool, payload) = (pool.clone(), payload());
     load::write(writers, time, move || {

@@ -1,4 +1,5 @@
-//! How soon an event that another process INSERTs is a line of `outbox relay --publish stdout`, on any database.
+//! Time from an INSERT of another process to a line of `outbox relay --publish stdout`, on any
+//! database.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +8,14 @@ use outbox::{Event, StoreOptions};
 
 use super::Scenario;
 use super::latency::{SHARES, percentile};
-use crate::bed::Bed;
 use crate::daemon::Daemon;
+use crate::environment::Environment;
 use crate::figures::{Case, Part, Sheet, Unit};
 
 const TABLE: &str = "bench_line";
 const DAEMON: &str = "outbox relay --publish stdout";
 
-/// How long after the last line the next event comes: a relay with nothing to do has gone to sleep by then.
+/// Pause after each line: long enough that an idle relay waits for a notification again.
 const APART: Duration = Duration::from_millis(100);
 
 pub(crate) struct InsertToLine;
@@ -29,12 +30,12 @@ impl Scenario for InsertToLine {
         "From an INSERT of another process to a line of the daemon"
     }
 
-    fn about(&self, bed: &Bed) -> String {
+    fn about(&self, env: &Environment) -> String {
         format!(
             "From the end of a transaction with one INSERT to the line that `outbox relay --publish stdout` prints, {} times, ten a \
              second, on {}.",
-            bed.count(200),
-            bed.database.split(':').next().unwrap_or_default()
+            env.count(200),
+            env.database.split(':').next().unwrap_or_default()
         )
     }
 
@@ -42,18 +43,18 @@ impl Scenario for InsertToLine {
         true
     }
 
-    async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
-        let inserts = bed.count(200);
-        let store = outbox::open_store(&bed.database, &StoreOptions::default().table(TABLE)).await?;
+    async fn run(&self, env: &Environment, sheet: &mut Sheet) -> anyhow::Result<()> {
+        let inserts = env.count(200);
+        let store = outbox::open_store(&env.database, &StoreOptions::default().table(TABLE)).await?;
         store.migrate().await?;
         let mut cases = SHARES.map(|(name, _)| Case::of(name, &[DAEMON]));
-        for round in 0..bed.rounds {
-            let mut daemon = Daemon::start(&bed.relay, &bed.database, TABLE, "multi-node")?;
-            let (told, mut seen) = tokio::sync::mpsc::unbounded_channel();
+        for round in 0..env.rounds {
+            let mut daemon = Daemon::start(&env.relay, &env.database, TABLE, "multi-node")?;
+            let (arrivals, mut seen) = tokio::sync::mpsc::unbounded_channel();
             let reading = tokio::task::spawn_blocking(move || {
                 for _ in 0..=inserts {
                     daemon.read(1)?;
-                    let _ = told.send(Instant::now());
+                    let _ = arrivals.send(Instant::now());
                 }
                 anyhow::Ok(daemon)
             });
@@ -62,7 +63,7 @@ impl Scenario for InsertToLine {
                 store.insert(&[Event::new("bench").json(&n).build()?]).await?;
                 let committed = Instant::now();
                 let arrived = seen.recv().await.ok_or_else(|| anyhow::anyhow!("the relay ended"))?;
-                // The first one waits for the relay to start.
+                // The first event waits for the relay to start.
                 if n > 0 {
                     times.push(arrived.saturating_duration_since(committed).as_secs_f64() * 1_000.0);
                 }

@@ -1,4 +1,4 @@
-//! How long after its commit an event is at its handler, at a steady rate.
+//! Time from commit to handler, at a steady rate.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use sqlx::Postgres;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-use super::{Scenario, beside};
-use crate::bed::{Bed, Scale, payload, turns};
+use super::{Scenario, peer_figures};
+use crate::environment::{Environment, Scale, payload, turns};
 use crate::figures::{Bound, Case, Part, Sheet, Unit};
 use crate::peers::Figure;
 use crate::text::thousands;
@@ -20,10 +20,10 @@ const HOT: &str = "outbox, hot path";
 const PEERS: &str = "the other tools";
 const COLD: &str = "outbox, written elsewhere";
 
-/// What is told of all the times of a round.
+/// Reported percentiles of a round.
 pub(crate) const SHARES: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("most", 1.0)];
 
-/// How long there are events.
+/// Duration of the load.
 const TIME: Duration = Duration::from_secs(10);
 
 pub(crate) struct Latency;
@@ -38,13 +38,13 @@ impl Scenario for Latency {
         "Latency from commit to handler"
     }
 
-    fn about(&self, bed: &Bed) -> String {
+    fn about(&self, env: &Environment) -> String {
         format!(
             "From the return of a commit with one event to the first line of its handler, at 100 and at 1,000 events a second for \
              {:.0} s, by a `multi_node` relay. On the hot path writer and relay are one process; `written elsewhere` is a handle with \
              a pool of its own, as another process would have, and PostgreSQL wakes the relay. The other tools measure the same of \
              themselves, each with what it has to be woken by.",
-            bed.time(TIME).as_secs_f64()
+            env.time(TIME).as_secs_f64()
         )
     }
 
@@ -52,18 +52,18 @@ impl Scenario for Latency {
         true
     }
 
-    async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
+    async fn run(&self, env: &Environment, sheet: &mut Sheet) -> anyhow::Result<()> {
         for rate in [100, 1_000] {
             let mut cases = SHARES.map(|(name, _)| Case::of(name, &[HOT, COLD]));
-            for round in 0..bed.rounds {
+            for round in 0..env.rounds {
                 for who in turns(round, &[HOT, COLD, PEERS]) {
                     if who == PEERS {
-                        of_peers(bed, sheet, rate, round, &mut cases).await;
+                        of_peers(env, sheet, rate, round, &mut cases).await;
                         continue;
                     }
-                    let relaying = bed.outbox(TABLE, 8).await?;
-                    let writing = if who == HOT { relaying.clone() } else { bed.handle(TABLE, 8).await? };
-                    let times = times(&writing, &relaying, rate, bed.time(TIME)).await?;
+                    let relaying = env.outbox(TABLE, 8).await?;
+                    let writing = if who == HOT { relaying.clone() } else { env.handle(TABLE, 8).await? };
+                    let times = times(&writing, &relaying, rate, env.time(TIME)).await?;
                     for (case, (_, share)) in cases.iter_mut().zip(SHARES) {
                         case.add(round, who, percentile(&times, share));
                     }
@@ -77,7 +77,12 @@ impl Scenario for Latency {
                     let found = cases[place].series[0].spread();
                     sheet.bounds.push(Bound::at_most(&what, most, "ms", found));
                     let what = format!("{what}, beside the soonest of the other tools");
-                    sheet.bounds.push(Bound::at_most(what, 1.0, "×", beside::of_soonest(&cases[place], 2)));
+                    sheet.bounds.push(Bound::at_most(
+                        what,
+                        1.0,
+                        "×",
+                        peer_figures::of_soonest(&cases[place], 2),
+                    ));
                 }
             }
             let title = format!("Commit to handler, {} events per second", thousands(f64::from(rate)));
@@ -87,24 +92,24 @@ impl Scenario for Latency {
     }
 }
 
-/// What the other tools say of themselves. A quick run has no time for it.
-async fn of_peers(bed: &Bed, sheet: &mut Sheet, rate: u32, round: usize, cases: &mut [Case; 4]) {
-    let (Some(peers), Scale::Full) = (&bed.peers, bed.scale) else { return };
-    let seconds = bed.time(TIME).as_secs() as u32;
-    for (who, figure) in beside::measured(sheet, peers.latency(&bed.database, rate, seconds).await) {
+/// Adds the figures of the other tools. A quick run skips them.
+async fn of_peers(env: &Environment, sheet: &mut Sheet, rate: u32, round: usize, cases: &mut [Case; 4]) {
+    let (Some(peers), Scale::Full) = (&env.peers, env.scale) else { return };
+    let seconds = env.time(TIME).as_secs() as u32;
+    for (who, figure) in peer_figures::measured(sheet, peers.latency(&env.database, rate, seconds).await) {
         if let Figure::Latency { p50, p90, p99, max, .. } = figure {
             cases.iter_mut().zip([p50, p90, p99, max]).for_each(|(case, at)| case.add(round, &who, at));
         }
     }
 }
 
-/// What a handler reads of a payload.
+/// The part of a payload that the handler reads.
 #[derive(serde::Deserialize)]
 struct Numbered {
     order: usize,
 }
 
-/// The time of each event, in ms, in order.
+/// The latency of each event, in ms, sorted.
 async fn times(
     writing: &Outbox<Postgres>,
     relaying: &Outbox<Postgres>,
@@ -113,25 +118,25 @@ async fn times(
 ) -> anyhow::Result<Vec<f64>> {
     let events = (f64::from(rate) * time.as_secs_f64()) as usize;
     let handled = Arc::new(Mutex::new(vec![None; events]));
-    let noted = handled.clone();
+    let recorded = handled.clone();
     let relay = relaying
         .multi_node()
         .completion(Completion::Delete)
         .on_type("bench", move |cx: Cx| {
             let now = Instant::now();
             let number = cx.event().payload::<Numbered>().map(|payload| payload.order);
-            let noted = noted.clone();
+            let recorded = recorded.clone();
             async move {
-                noted.lock().expect("nobody panics with it")[number?] = Some(now);
+                recorded.lock().expect("no thread panics while it holds the lock")[number?] = Some(now);
                 Ok::<_, outbox::PayloadError>(())
             }
         })
         .start()
         .await?;
-    // What starts up is no latency.
+    // Exclude the relay's start-up.
     tokio::time::sleep(Duration::from_millis(300)).await;
 
-    // Each in a task of its own: a slow commit must not slow down the rate.
+    // Each transaction has its own task: a slow commit must not lower the rate.
     let mut tasks = JoinSet::new();
     let mut tick = tokio::time::interval(Duration::from_secs(1) / rate);
     tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -151,25 +156,25 @@ async fn times(
     while let Some(ended) = tasks.join_next().await {
         committed.push(ended??);
     }
-    let patience = Instant::now() + Duration::from_secs(60);
-    while handled.lock().expect("nobody panics with it").iter().any(Option::is_none) {
-        anyhow::ensure!(Instant::now() < patience, "not every event was handled within a minute");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while handled.lock().expect("no thread panics while it holds the lock").iter().any(Option::is_none) {
+        anyhow::ensure!(Instant::now() < deadline, "not every event was handled within a minute");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     relay.stop().await?;
 
-    let handled = handled.lock().expect("nobody panics with it");
+    let handled = handled.lock().expect("no thread panics while it holds the lock");
     let mut times: Vec<f64> = committed
         .into_iter()
         .filter_map(|(number, committed)| Some((handled[number]?, committed)))
-        // The handler may be there before the writer is told of its own commit.
+        // The handler may start before the writer's commit returns.
         .map(|(handled, committed)| handled.saturating_duration_since(committed).as_secs_f64() * 1_000.0)
         .collect();
     times.sort_by(f64::total_cmp);
     Ok(times)
 }
 
-/// The time that this share of all stays within.
+/// The time within which this share of all events stays.
 pub(crate) fn percentile(sorted: &[f64], share: f64) -> f64 {
     let place = (sorted.len() as f64 * share).ceil() as usize;
     sorted.get(place.max(1) - 1).copied().unwrap_or(f64::NAN)

@@ -1,4 +1,5 @@
-//! The log: how fast a publisher reads a backlog, beside a bare cursor, and what a condition adds to an append.
+//! The log: how fast a publisher reads a backlog, compared with a plain cursor, and the cost of a
+//! condition on an append.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use super::Scenario;
-use crate::bed::{Bed, payload, per_second, turns};
+use crate::environment::{Environment, payload, per_second, turns};
 use crate::figures::{Case, Part, Sheet, Unit};
 use crate::text::thousands;
 
@@ -21,7 +22,7 @@ const CURSOR: &str = "a cursor, 1,000 rows at a time";
 const CONDITIONAL: &str = "outbox, conditional";
 const PLAIN: &str = "outbox, without conditions";
 
-/// How many append at once.
+/// Number of concurrent clients.
 const CLIENTS: usize = 16;
 
 pub(crate) struct Log;
@@ -36,37 +37,37 @@ impl Scenario for Log {
         "The log"
     }
 
-    fn about(&self, bed: &Bed) -> String {
+    fn about(&self, env: &Environment) -> String {
         format!(
             "A publisher that only counts, over a log of {} events, 1,000 at a time, beside a cursor that fetches the same rows. \
              Conditional appends of {CLIENTS} clients whose conditions do not touch, beside the same appends without conditions.",
-            thousands(bed.count(500_000) as f64)
+            thousands(env.count(500_000) as f64)
         )
     }
 
-    async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
-        let published = publish(bed, bed.count(500_000)).await?;
+    async fn run(&self, env: &Environment, sheet: &mut Sheet) -> anyhow::Result<()> {
+        let published = publish(env, env.count(500_000)).await?;
         sheet.parts.push(Part::bars("Publishing a log", Unit::EventsPerSecond, vec![published]));
-        let appended = append(bed, bed.count(20_000)).await?;
+        let appended = append(env, env.count(20_000)).await?;
         sheet.parts.push(Part::bars("Appending to a log", Unit::EventsPerSecond, vec![appended]));
         Ok(())
     }
 }
 
-async fn publish(bed: &Bed, events: usize) -> anyhow::Result<Case> {
-    let outbox = bed.outbox(TABLE, 4).await?;
+async fn publish(env: &Environment, events: usize) -> anyhow::Result<Case> {
+    let outbox = env.outbox(TABLE, 4).await?;
     let payload = payload();
     for start in (0..events).step_by(1_000) {
         let batch = (start..events.min(start + 1_000)).map(|n| event(&payload, n % 1_000));
         outbox.log().append(batch).await?;
     }
-    bed.settle("bench_log_log").await?;
+    env.settle("bench_log_log").await?;
     let mut case = Case::of(format!("{} events", thousands(events as f64)), &[PUBLISHER, CURSOR]);
-    for round in 0..bed.rounds {
+    for round in 0..env.rounds {
         for who in turns(round, &[PUBLISHER, CURSOR]) {
             let time = match who {
                 PUBLISHER => by_publisher(&outbox, round, events).await?,
-                _ => by_cursor(bed, events).await?,
+                _ => by_cursor(env, events).await?,
             };
             case.add(round, who, per_second(events, time));
         }
@@ -110,9 +111,9 @@ impl Publisher for Counter {
     }
 }
 
-/// A bare cursor that takes every column out of its row.
-async fn by_cursor(bed: &Bed, events: usize) -> anyhow::Result<Duration> {
-    let pool = bed.pool(1).await?;
+/// A plain cursor that reads every column of its rows.
+async fn by_cursor(env: &Environment, events: usize) -> anyhow::Result<Duration> {
+    let pool = env.pool(1).await?;
     let began = Instant::now();
     let mut tx = pool.begin().await?;
     let declare = "DECLARE c NO SCROLL CURSOR FOR SELECT position, event_id, event_type, tags, aggregate_type, aggregate_id, \
@@ -136,11 +137,11 @@ async fn by_cursor(bed: &Bed, events: usize) -> anyhow::Result<Duration> {
     Ok(began.elapsed())
 }
 
-async fn append(bed: &Bed, appends: usize) -> anyhow::Result<Case> {
+async fn append(env: &Environment, appends: usize) -> anyhow::Result<Case> {
     let mut case = Case::of(format!("{CLIENTS} clients"), &[CONDITIONAL, PLAIN]);
-    for round in 0..bed.rounds {
+    for round in 0..env.rounds {
         for who in turns(round, &[CONDITIONAL, PLAIN]) {
-            let outbox = bed.outbox(TABLE, CLIENTS).await?;
+            let outbox = env.outbox(TABLE, CLIENTS).await?;
             let time = by_clients(&outbox, appends, who == CONDITIONAL).await?;
             case.add(round, who, per_second(appends / CLIENTS * CLIENTS, time));
             outbox.close().await;
@@ -149,7 +150,7 @@ async fn append(bed: &Bed, appends: usize) -> anyhow::Result<Case> {
     Ok(case)
 }
 
-/// Each client appends to a wallet of its own.
+/// Each client appends to its own wallet.
 async fn by_clients(
     outbox: &Outbox<Postgres>,
     appends: usize,

@@ -1,6 +1,5 @@
-//! The scenarios, a file each. One says what it measures, and fills a [`Sheet`]; how that is shown is none of its business.
+//! The scenarios, one per file. A scenario measures and fills a [`Sheet`]; it does not render it.
 
-mod beside;
 mod cold;
 mod growth;
 mod hot;
@@ -9,41 +8,43 @@ mod latency;
 mod log;
 mod nodes;
 mod order;
+mod peer_figures;
 mod relay;
 mod transports;
 mod write;
 
 use async_trait::async_trait;
 
-use crate::bed::Bed;
+use crate::environment::Environment;
 use crate::figures::Sheet;
 
-/// Something to measure.
+/// A benchmark.
 #[async_trait]
 pub(crate) trait Scenario: Sync {
-    /// What `--only` calls it.
+    /// Name for `--only`.
     fn name(&self) -> &'static str;
 
-    /// Its heading.
+    /// Heading of the results.
     fn title(&self) -> &'static str;
 
-    /// What is measured, and beside what.
-    fn about(&self, bed: &Bed) -> String;
+    /// Description of the measurement and of the comparison.
+    fn about(&self, env: &Environment) -> String;
 
-    /// Whether it runs on another database than PostgreSQL too. Such a one runs only if it is asked for.
+    /// Whether it also runs on other databases than PostgreSQL. Such a scenario runs only if it is
+    /// named.
     fn any_database(&self) -> bool {
         false
     }
 
-    /// Whether other tools stand beside ours.
+    /// Whether other tools are measured too.
     fn has_peers(&self) -> bool {
         false
     }
 
-    async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()>;
+    async fn run(&self, env: &Environment, sheet: &mut Sheet) -> anyhow::Result<()>;
 }
 
-/// In the order in which they run and are shown.
+/// All scenarios, in the order of the report.
 pub(crate) const ALL: [&dyn Scenario; 11] = [
     &cold::Cold,
     &nodes::Nodes,
@@ -58,7 +59,7 @@ pub(crate) const ALL: [&dyn Scenario; 11] = [
     &insert_to_line::InsertToLine,
 ];
 
-/// Those of these names, or all that a plain run has.
+/// The scenarios of these names, or those of a default run.
 pub(crate) fn named(names: &[String]) -> anyhow::Result<Vec<&'static dyn Scenario>> {
     if names.is_empty() {
         return Ok(ALL.into_iter().filter(|scenario| !scenario.any_database()).collect());
@@ -66,22 +67,22 @@ pub(crate) fn named(names: &[String]) -> anyhow::Result<Vec<&'static dyn Scenari
     let known = || ALL.map(Scenario::name).join(", ");
     let find = |name: &String| {
         let found = ALL.into_iter().find(|scenario| scenario.name() == name);
-        found.ok_or_else(|| anyhow::anyhow!("there is no scenario `{name}`; there are: {}", known()))
+        found.ok_or_else(|| anyhow::anyhow!("unknown scenario `{name}`; known: {}", known()))
     };
     names.iter().map(find).collect()
 }
 
-/// Runs a scenario. One that fails says so on its sheet: the others have taken half an hour.
-pub(crate) async fn run(scenario: &dyn Scenario, bed: &Bed) -> Sheet {
+/// Runs a scenario. A failure is noted on its sheet, so that the results of the others are kept.
+pub(crate) async fn run(scenario: &dyn Scenario, env: &Environment) -> Sheet {
     let mut sheet = Sheet {
         name: scenario.name(),
         title: scenario.title(),
-        about: scenario.about(bed),
+        about: scenario.about(env),
         ..Sheet::default()
     };
-    if let Err(error) = scenario.run(bed, &mut sheet).await {
+    if let Err(error) = scenario.run(env, &mut sheet).await {
         sheet.failed = true;
-        sheet.notes.push(format!("It failed: {error:#}."));
+        sheet.notes.push(format!("The scenario failed: {error:#}."));
     }
     sheet
 }

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 
 use super::Scenario;
-use crate::bed::{Bed, backlog, fill, per_second, turns};
+use crate::environment::{Environment, backlog, fill, per_second, turns};
 use crate::figures::{Bound, Case, Part, Sheet, Unit};
 use crate::load;
 use crate::text::thousands;
@@ -12,7 +12,7 @@ const TABLE: &str = "bench_order";
 const ORDERED: &str = "with keys";
 const UNORDERED: &str = "without keys";
 
-/// How many keys there are. With more keys than events each event has its own.
+/// Numbers of keys. With more keys than events each event has its own.
 const KEYS: [usize; 3] = [10, 1_000, 100_000];
 
 pub(crate) struct Order;
@@ -27,28 +27,28 @@ impl Scenario for Order {
         "Ordered drain"
     }
 
-    fn about(&self, bed: &Bed) -> String {
+    fn about(&self, env: &Environment) -> String {
         format!(
             "A backlog of {} events whose order is kept per key, for few and for many keys, beside our own drain of the same events \
              without keys.",
-            thousands(backlog(bed) as f64)
+            thousands(backlog(env) as f64)
         )
     }
 
-    async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
-        let events = backlog(bed);
-        let outbox = bed.outbox(TABLE, 4).await?;
+    async fn run(&self, env: &Environment, sheet: &mut Sheet) -> anyhow::Result<()> {
+        let events = backlog(env);
+        let outbox = env.outbox(TABLE, 4).await?;
         for mode in ["single_node", "multi_node"] {
             let name = |keys| format!("{} keys", thousands(keys as f64));
             let mut cases = KEYS.map(|keys| Case::of(name(keys), &[ORDERED, UNORDERED]));
-            for round in 0..bed.rounds {
+            for round in 0..env.rounds {
                 for keys in turns(round, &[0, KEYS[0], KEYS[1], KEYS[2]]) {
                     fill(&outbox, events, keys).await?;
-                    bed.settle(TABLE).await?;
+                    env.settle(TABLE).await?;
                     let relay =
                         if mode == "single_node" { outbox.single_node() } else { outbox.multi_node() };
                     let speed = per_second(events, load::drain(vec![relay], events).await?);
-                    // One drain without keys stands beside all of them.
+                    // One drain without keys is compared with all of them.
                     for (case, of) in cases.iter_mut().zip(KEYS) {
                         match keys {
                             0 => case.add(round, UNORDERED, speed),

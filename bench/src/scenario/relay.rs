@@ -1,5 +1,5 @@
-//! The relay daemon: `outbox relay --publish stdout` as a process of its own, beside the library's drain of the same backlog; how much
-//! memory a large backlog costs it.
+//! The relay daemon: `outbox relay --publish stdout` as a separate process, compared with the
+//! library's drain of the same backlog; and its memory with a large backlog.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,8 @@ use outbox::Outbox;
 use sqlx::Postgres;
 
 use super::Scenario;
-use crate::bed::{Bed, fill, per_second, turns};
 use crate::daemon::Daemon;
+use crate::environment::{Environment, fill, per_second, turns};
 use crate::figures::{Bound, Case, Part, Sheet, Unit};
 use crate::load;
 use crate::text::thousands;
@@ -30,27 +30,27 @@ impl Scenario for Relay {
         "The relay daemon"
     }
 
-    fn about(&self, bed: &Bed) -> String {
+    fn about(&self, env: &Environment) -> String {
         format!(
             "`outbox relay --publish stdout` as a process of its own, from its start until the last of {} lines is out and its row is \
              gone, beside the library's drain of the same backlog; and the most memory that the process had with {} events waiting.",
-            thousands(bed.count(200_000) as f64),
-            thousands(bed.count(1_000_000) as f64)
+            thousands(env.count(200_000) as f64),
+            thousands(env.count(1_000_000) as f64)
         )
     }
 
-    async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
-        let (events, backlog) = (bed.count(200_000), bed.count(1_000_000));
-        let outbox = bed.outbox(TABLE, 4).await?;
+    async fn run(&self, env: &Environment, sheet: &mut Sheet) -> anyhow::Result<()> {
+        let (events, backlog) = (env.count(200_000), env.count(1_000_000));
+        let outbox = env.outbox(TABLE, 4).await?;
         let (mut speeds, mut memory) = (Vec::new(), Vec::new());
         for mode in ["single-node", "multi-node"] {
             let mut speed = Case::of(mode, &[DAEMON, LIBRARY]);
-            for round in 0..bed.rounds {
+            for round in 0..env.rounds {
                 for who in turns(round, &[DAEMON, LIBRARY]) {
                     fill(&outbox, events, 0).await?;
-                    bed.settle(TABLE).await?;
+                    env.settle(TABLE).await?;
                     let time = match (who, mode) {
-                        (DAEMON, _) => drained(&outbox, bed, mode, events).await?.0,
+                        (DAEMON, _) => drained(&outbox, env, mode, events).await?.0,
                         (_, "single-node") => load::drain(vec![outbox.single_node()], events).await?,
                         _ => load::drain(vec![outbox.multi_node()], events).await?,
                     };
@@ -59,11 +59,11 @@ impl Scenario for Relay {
             }
             speeds.push(speed);
 
-            // Once is enough: memory does not depend on who else uses the machine.
+            // Once is enough: memory does not depend on the load of the machine.
             fill(&outbox, backlog, 0).await?;
             let mut peak =
                 Case::of(format!("{mode}, {} events waiting", thousands(backlog as f64)), &[DAEMON]);
-            peak.add(0, DAEMON, drained(&outbox, bed, mode, backlog).await?.1);
+            peak.add(0, DAEMON, drained(&outbox, env, mode, backlog).await?.1);
             let what = format!("memory of the relay daemon, {}", peak.name);
             sheet.bounds.push(Bound::at_most(what, 100.0, "MB", peak.series[0].spread()));
             memory.push(peak);
@@ -75,15 +75,15 @@ impl Scenario for Relay {
     }
 }
 
-/// How long the relay takes until all lines are out and all rows are gone, and the most memory it had.
+/// Time until all lines are printed and all rows are gone, and the peak memory.
 async fn drained(
     outbox: &Outbox<Postgres>,
-    bed: &Bed,
+    env: &Environment,
     mode: &str,
     events: usize,
 ) -> anyhow::Result<(Duration, f64)> {
     let began = Instant::now();
-    let mut daemon = Daemon::start(&bed.relay, &bed.database, TABLE, mode)?;
+    let mut daemon = Daemon::start(&env.relay, &env.database, TABLE, mode)?;
     let read = tokio::task::spawn_blocking(move || daemon.read(events).map(|()| daemon));
     let daemon = read.await??;
     while outbox.admin().backlog().await?.pending > 0 {

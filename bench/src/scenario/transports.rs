@@ -1,4 +1,4 @@
-//! Transports: a backlog that goes to a broker, beside the same publisher fed from memory.
+//! Transports: a backlog published to a broker, compared with the same publisher fed from memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use sqlx::Postgres;
 use tokio::task::JoinSet;
 
 use super::Scenario;
-use crate::bed::{BATCH, Bed, Scale, fill, payload, per_second, turns};
+use crate::environment::{BATCH, Environment, Scale, fill, payload, per_second, turns};
 use crate::figures::{Case, Part, Sheet, Unit};
 use crate::text::thousands;
 
@@ -20,7 +20,7 @@ const TABLE: &str = "bench_transports";
 const OURS: &str = "outbox to the broker";
 const ALONE: &str = "the publisher, fed from memory";
 
-/// How many calls a relay makes at once, and how many events it gives to each.
+/// Number of concurrent calls of a relay, and number of events in each.
 const CALLS: usize = 4;
 const EACH: usize = 250;
 
@@ -36,22 +36,22 @@ impl Scenario for Transports {
         "Transports"
     }
 
-    fn about(&self, bed: &Bed) -> String {
+    fn about(&self, env: &Environment) -> String {
         format!(
             "A backlog of {} events published to a broker that is started for it, with its confirmations, and settled, by \
              `single_node`. Beside it the same publisher fed from memory, {CALLS} calls of {EACH} events at once as a relay makes them: \
              what the broker and its client can do.",
-            thousands(bed.count(50_000) as f64)
+            thousands(env.count(50_000) as f64)
         )
     }
 
-    async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
-        let events = bed.count(50_000);
-        let outbox = bed.outbox(TABLE, 4).await?;
+    async fn run(&self, env: &Environment, sheet: &mut Sheet) -> anyhow::Result<()> {
+        let events = env.count(50_000);
+        let outbox = env.outbox(TABLE, 4).await?;
         let mut cases = Vec::new();
         for broker in [Broker::Nats, Broker::Redis, Broker::Mosquitto, Broker::Rabbitmq] {
             let (name, plan) = broker.plan();
-            if broker == Broker::Rabbitmq && bed.scale != Scale::Full {
+            if broker == Broker::Rabbitmq && env.scale != Scale::Full {
                 sheet.notes.push(format!("{name} is left out of a quick run: it takes long to start."));
                 continue;
             }
@@ -61,13 +61,13 @@ impl Scenario for Transports {
             }
             let server = tokio::task::spawn_blocking(move || plan.start()).await?;
             let mut case = Case::of(name, &[OURS, ALONE]);
-            for round in 0..bed.rounds {
+            for round in 0..env.rounds {
                 for who in turns(round, &[OURS, ALONE]) {
                     let publisher = broker.publisher(&server).await?;
                     let time = match who {
                         OURS => {
                             fill(&outbox, events, 0).await?;
-                            bed.settle(TABLE).await?;
+                            env.settle(TABLE).await?;
                             relayed(&outbox, publisher).await?
                         }
                         _ => alone(publisher, events).await?,
@@ -101,7 +101,7 @@ impl Broker {
         }
     }
 
-    /// A publisher, and what it publishes to.
+    /// Creates a publisher and its destination.
     async fn publisher(self, server: &Server) -> anyhow::Result<Arc<dyn Publisher>> {
         let url = server.url();
         let template = |text: &str| text.parse().map_err(anyhow::Error::msg);

@@ -1,4 +1,5 @@
-//! What writing events adds to a business transaction, beside the same inserts by plain SQL: no relay runs.
+//! Cost of writing events for a business transaction, compared with the same inserts by plain SQL;
+//! no relay runs.
 
 use std::time::Duration;
 
@@ -6,8 +7,8 @@ use async_trait::async_trait;
 use outbox::{Event, EventId, Outbox};
 use sqlx::{PgPool, Postgres};
 
-use super::{Scenario, beside};
-use crate::bed::{Bed, Scale, payload, per_second, turns};
+use super::{Scenario, peer_figures};
+use crate::environment::{Environment, Scale, payload, per_second, turns};
 use crate::figures::{Case, Part, Sheet, Unit};
 use crate::load::{self, Written};
 
@@ -27,12 +28,12 @@ impl Scenario for Write {
         "Write overhead"
     }
 
-    fn about(&self, bed: &Bed) -> String {
+    fn about(&self, env: &Environment) -> String {
         format!(
             "A transaction with a row of the application and 1, 10 or 100 events, by 1, 8 and 32 writers with a connection each, for \
-             {:.1} s. Beside it the same rows by plain SQL, all events in one statement: the limit. Nobody delivers them. In a full run the \
+             {:.1} s. Compared with the same rows by plain SQL, all events in one statement: the limit. Nothing is delivered. In a full run the \
              other tools do the same with one job, 8 writers.",
-            bed.time(TIME).as_secs_f64()
+            env.time(TIME).as_secs_f64()
         )
     }
 
@@ -40,28 +41,28 @@ impl Scenario for Write {
         true
     }
 
-    async fn run(&self, bed: &Bed, sheet: &mut Sheet) -> anyhow::Result<()> {
-        bed.execute(&["DROP TABLE IF EXISTS bench_write_orders"]).await?;
-        let outbox = bed.outbox(TABLE, 32).await?;
-        bed.execute(&["CREATE TABLE bench_write_orders (id bigserial PRIMARY KEY, total bigint)"]).await?;
+    async fn run(&self, env: &Environment, sheet: &mut Sheet) -> anyhow::Result<()> {
+        env.execute(&["DROP TABLE IF EXISTS bench_write_orders"]).await?;
+        let outbox = env.outbox(TABLE, 32).await?;
+        env.execute(&["CREATE TABLE bench_write_orders (id bigserial PRIMARY KEY, total bigint)"]).await?;
         for events in [1, 10, 100] {
             let mut cases = Vec::new();
             for writers in [1, 8, 32] {
                 let name = if writers == 1 { "1 writer".to_owned() } else { format!("{writers} writers") };
                 let mut case = Case::of(name, &[OURS, PLAIN]);
-                for round in 0..bed.rounds {
+                for round in 0..env.rounds {
                     for who in turns(round, &[OURS, PLAIN]) {
-                        bed.execute(&["TRUNCATE bench_write, bench_write_orders", "CHECKPOINT"]).await?;
-                        let time = bed.time(TIME);
+                        env.execute(&["TRUNCATE bench_write, bench_write_orders", "CHECKPOINT"]).await?;
+                        let time = env.time(TIME);
                         let written = match who {
                             OURS => by_outbox(&outbox, writers, events, time).await?,
                             _ => by_hand(outbox.pool(), writers, events, time).await?,
                         };
                         case.add(round, who, per_second(written.count, written.time));
                     }
-                    if let (1, 8, Scale::Full, Some(peers)) = (events, writers, bed.scale, &bed.peers) {
-                        let outcomes = peers.write(&bed.database, writers, 5_000).await;
-                        for (who, figure) in beside::measured(sheet, outcomes) {
+                    if let (1, 8, Scale::Full, Some(peers)) = (events, writers, env.scale, &env.peers) {
+                        let outcomes = peers.write(&env.database, writers, 5_000).await;
+                        for (who, figure) in peer_figures::measured(sheet, outcomes) {
                             figure.per_second().into_iter().for_each(|speed| case.add(round, &who, speed));
                         }
                     }

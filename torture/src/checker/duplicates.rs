@@ -1,4 +1,4 @@
-//! What is done comes again only if something happened to the one who had done it.
+//! Duplicates: a done event is delivered again only if the process that had done it was disrupted.
 
 use super::facts::{Facts, Run, lines_of};
 use super::{Breach, Verdict};
@@ -11,9 +11,9 @@ pub(super) fn check(facts: &Facts<'_>, verdict: &mut Verdict) {
             let done_before = runs[..n].iter().filter(|run| run.is_done() && run.end <= again.start);
             let without_cause =
                 done_before.clone().find(|run| !facts.may_have_lost(run.process, run.end, again.start));
-            // Two at once were looked at as such.
+            // Concurrent runs are checked as overlaps.
             if let Some(done) = without_cause {
-                let text = format!("{} had done it, and nothing happened to that process", done.process);
+                let text = format!("{} had done it, and that process was not disrupted", done.process);
                 verdict.add(Breach::Again, id, text, lines_of(&[*done, *again]));
             }
         }

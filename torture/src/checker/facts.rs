@@ -1,58 +1,59 @@
-//! The history, put in order: transactions, runs of handlers, and what was done to whom.
+//! The history in structured form: transactions, runs of handlers, and the faults of each process.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use crate::arena::{Arena, LEASE};
-use crate::history::{Commit, Line, Said, What};
+use crate::history::{Commit, HandlerOutcome, Line, Op};
 use crate::work::{Kind, Spec};
 
-/// After what happens to a process, so long may what it had in hand still be concerned; in microseconds. A verdict waits some
-/// milliseconds for others, and is then written as soon as the database answers.
+/// How long after a disruption, in microseconds, an event that the process held may still be
+/// affected. A verdict waits some milliseconds to be batched and is then written as soon as the
+/// database answers.
 pub(super) const GRACE: u64 = 5_000_000;
 
 /// A transaction of a writer.
 #[derive(Debug)]
 pub struct Tx<'a> {
-    /// Where it says what it is about to write.
+    /// The line that announces the transaction.
     pub writing: &'a Line,
-    /// What that is.
+    /// Its events.
     pub specs: &'a [Spec],
-    /// Where it says how it ended, if it came to that.
+    /// The line that records its result, if there is one.
     pub ended: Option<&'a Line>,
-    /// How.
+    /// Its result.
     pub how: Option<Commit>,
 }
 
 /// A run of a handler.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
-    /// Where it starts.
+    /// The line that records its start.
     pub begin: &'a Line,
-    /// Where it ends, if it said so.
+    /// The line that records its end, if there is one.
     pub finish: Option<&'a Line>,
-    /// Which process.
+    /// Name of the process.
     pub process: &'a str,
-    /// Which attempt.
+    /// Number of the attempt.
     pub attempt: u32,
-    /// The event's place in its table.
+    /// The event's sequence number.
     pub seq: Option<i64>,
-    /// When it started.
+    /// Time of the start.
     pub start: u64,
-    /// When it ended, or its process did.
+    /// Time of the end, or of the end of its process.
     pub end: u64,
-    /// What it said; nothing if it was cut short.
-    pub said: Option<Said>,
+    /// Its outcome; `None` if the run was cut short.
+    pub outcome: Option<HandlerOutcome>,
 }
 
 impl Run<'_> {
-    /// Whether it said done.
+    /// Whether the outcome is done.
     pub fn is_done(&self) -> bool {
-        self.said == Some(Said::Done)
+        self.outcome == Some(HandlerOutcome::Done)
     }
 }
 
-/// Something that was done to a process, or to all.
+/// Duration of a fault of one process, or of all processes.
 #[derive(Debug)]
 pub(super) struct Window<'a> {
     pub(super) fault: &'a str,
@@ -62,12 +63,13 @@ pub(super) struct Window<'a> {
 }
 
 impl Window<'_> {
-    /// Whether it keeps its process from renewing what it holds, for as long as it lasts. Connections that are cut are made anew.
+    /// Whether the fault prevents a process from renewing its leases for as long as it lasts. Cut
+    /// connections are reopened at once.
     fn obstructs(&self) -> bool {
         matches!(self.fault, "stop" | "mute" | "restart" | "full" | "pooler")
     }
 
-    /// Whether it can keep a verdict from being written.
+    /// Whether the fault can prevent a verdict from being written.
     fn disturbs(&self) -> bool {
         self.obstructs() || matches!(self.fault, "cut" | "terminate")
     }
@@ -77,35 +79,35 @@ impl Window<'_> {
     }
 }
 
-/// Everything that is known of an arena.
+/// All facts about an arena.
 #[derive(Debug)]
 pub struct Facts<'a> {
-    /// Which one.
+    /// The arena.
     pub arena: Arena,
-    /// How long an event is held without being renewed.
+    /// How long an event is held without renewal.
     lease: Duration,
-    /// By their names.
+    /// The transactions, by name.
     pub txs: BTreeMap<&'a str, Tx<'a>>,
-    /// What was planned, and by which transaction.
+    /// The specs by event id, each with the name of its transaction.
     pub specs: BTreeMap<&'a str, (&'a Spec, &'a str)>,
-    /// The runs of each event, in the order of their starts.
+    /// The runs of each event, ordered by start.
     pub runs: BTreeMap<&'a str, Vec<Run<'a>>>,
     /// All lines of the arena, in order.
     pub lines: Vec<&'a Line>,
-    /// Ends of processes that somebody forced: these lose what they had in hand.
+    /// Ends of processes by a signal: such a process loses its unsettled events.
     pub(super) deaths: HashMap<&'a str, (u64, &'a Line)>,
     gone: HashMap<&'a str, &'a Line>,
     pub(super) windows: Vec<Window<'a>>,
-    /// Rows that are not part of the work, and where they are said to be.
+    /// Rows that are not part of the workload, and the lines that announce them.
     pub(super) foreign: BTreeMap<&'a str, &'a Line>,
-    /// The deliveries of such rows.
+    /// Deliveries of those rows.
     pub(super) foreign_deliveries: BTreeMap<&'a str, Vec<&'a Line>>,
-    /// Whether one process that is stopped may keep all others from writing.
+    /// Whether a stopped process may block all other writers.
     one_writer: bool,
 }
 
 impl<'a> Facts<'a> {
-    /// From all lines, in the order of time.
+    /// Collects the facts from all lines, which are in order of time.
     pub fn gather(arena: Arena, lines: &'a [Line]) -> Self {
         let mut facts = Self {
             arena,
@@ -125,31 +127,31 @@ impl<'a> Facts<'a> {
         let mut open: HashMap<(&str, u64), (&str, usize)> = HashMap::new();
         for line in facts.lines.clone() {
             let (t, p) = (line.record.t, line.record.p.as_str());
-            match &line.record.what {
-                What::Setup { lease, one_writer } => {
+            match &line.record.op {
+                Op::Setup { lease, one_writer } => {
                     facts.lease = arena.lease(Duration::from_millis(*lease));
                     facts.one_writer = *one_writer;
                 }
-                What::Foreign { id, .. } => {
+                Op::Foreign { id, .. } => {
                     facts.foreign.insert(id, line);
                 }
-                What::Started { id, .. } | What::Arrived { id, .. } | What::Received { id, .. }
+                Op::Started { id, .. } | Op::Arrived { id, .. } | Op::Received { id, .. }
                     if facts.is_foreign(id) =>
                 {
                     facts.foreign_deliveries.entry(id).or_default().push(line);
                 }
-                What::Writing { tx, events } => {
+                Op::Writing { tx, events } => {
                     for spec in events {
                         facts.specs.insert(&spec.id, (spec, tx));
                     }
                     facts.txs.insert(tx, Tx { writing: line, specs: events, ended: None, how: None });
                 }
-                What::Ended { tx, how, .. } => {
+                Op::Ended { tx, how, .. } => {
                     if let Some(tx) = facts.txs.get_mut(tx.as_str()) {
                         (tx.ended, tx.how) = (Some(line), Some(*how));
                     }
                 }
-                What::Started { run, id, seq, attempt } => {
+                Op::Started { run, id, seq, attempt } => {
                     let runs = facts.runs.entry(id).or_default();
                     open.insert((p, *run), (id, runs.len()));
                     runs.push(Run {
@@ -160,27 +162,27 @@ impl<'a> Facts<'a> {
                         seq: *seq,
                         start: t,
                         end: u64::MAX,
-                        said: None,
+                        outcome: None,
                     });
                 }
-                What::Finished { run, how } => {
+                Op::Finished { run, how } => {
                     let at = open.remove(&(p, *run));
                     if let Some(run) = at.and_then(|(id, n)| facts.runs.get_mut(id)?.get_mut(n)) {
-                        (run.finish, run.end, run.said) = (Some(line), t, Some(*how));
+                        (run.finish, run.end, run.outcome) = (Some(line), t, Some(*how));
                     }
                 }
-                What::Gone { process, how, .. } => {
+                Op::Gone { process, how, .. } => {
                     facts.gone.insert(process, line);
                     if how.starts_with("signal") {
                         facts.deaths.insert(process, (t, line));
                     }
                 }
-                What::Hit { fault, process } => {
-                    let Some(process) = facts.whom(fault, process.as_deref()) else { continue };
+                Op::Hit { fault, process } => {
+                    let Some(process) = facts.affected(fault, process.as_deref()) else { continue };
                     facts.windows.push(Window { fault, process, from: t, until: over });
                 }
-                What::Over { fault, process } => {
-                    let Some(process) = facts.whom(fault, process.as_deref()) else { continue };
+                Op::Over { fault, process } => {
+                    let Some(process) = facts.affected(fault, process.as_deref()) else { continue };
                     let same =
                         |w: &&mut Window<'_>| w.fault == fault && w.process == process && w.until == over;
                     if let Some(window) = facts.windows.iter_mut().rev().find(same) {
@@ -190,7 +192,7 @@ impl<'a> Facts<'a> {
                 _ => {}
             }
         }
-        // What was cut short ended with its process, at the latest.
+        // A run without a recorded end ended with its process at the latest.
         let ends: HashMap<&str, u64> = facts.gone.iter().map(|(p, line)| (*p, line.record.t)).collect();
         for run in facts.runs.values_mut().flatten().filter(|run| run.finish.is_none()) {
             run.end = ends.get(run.process).copied().unwrap_or(over);
@@ -198,36 +200,39 @@ impl<'a> Facts<'a> {
         facts
     }
 
-    /// Which processes a fault of this process concerns: none here, or one, or (within) all.
-    fn whom(&self, fault: &str, process: Option<&'a str>) -> Option<Option<&'a str>> {
+    /// The processes that a fault affects: `None` if none of this arena, `Some(None)` if all, or
+    /// the one process.
+    fn affected(&self, fault: &str, process: Option<&'a str>) -> Option<Option<&'a str>> {
         match process {
             None => Some(None),
-            // It may have been stopped while it had the one right to write.
+            // The process may have been stopped while it held the database's write lock.
             Some(_) if self.one_writer && fault == "stop" => Some(None),
             Some(process) => (Arena::of(process) == Some(self.arena)).then_some(Some(process)),
         }
     }
 
-    /// Whether a row is not part of the work. Brokers and databases may change an odd id a little on its way.
+    /// Whether a row is not part of the workload. Brokers and databases may alter an unusual id
+    /// slightly.
     pub(super) fn is_foreign(&self, id: &str) -> bool {
         self.foreign.contains_key(id) || (!self.foreign.is_empty() && id.contains("poison"))
     }
 
-    /// Whether a process can have lost what it had said of an event: it was killed, or kept from the database, at about this
-    /// time and before that.
-    pub(super) fn may_have_lost(&self, process: &str, said: u64, before: u64) -> bool {
-        let dead = self.deaths.get(process).is_some_and(|(t, _)| *t <= said + GRACE && *t <= before);
+    /// Whether a process may have lost the verdict of a run that finished at this time: the process
+    /// was killed, or cut off from the database, around `finished` and before `before`.
+    pub(super) fn may_have_lost(&self, process: &str, finished: u64, before: u64) -> bool {
+        let dead = self.deaths.get(process).is_some_and(|(t, _)| *t <= finished + GRACE && *t <= before);
         let disturbed = |window: &Window<'_>| {
             window.disturbs()
                 && window.hits(process)
-                && window.from <= before.min(said + GRACE)
-                && window.until + GRACE >= said
+                && window.from <= before.min(finished + GRACE)
+                && window.until + GRACE >= finished
         };
         dead || self.windows.iter().any(disturbed)
     }
 
-    /// Whether the lease of a process can have run out at this moment: for as long as a lease lasts it never had the time to renew
-    /// it. It renews at a third of the lease; one second more for a machine that is busy.
+    /// Whether the lease of a process may have expired at this moment: in the preceding lease
+    /// duration the process never had enough time to renew it. A process renews at a third of the
+    /// lease; one second is added for a busy machine.
     pub(super) fn lease_may_be_over(&self, process: &str, moment: u64) -> bool {
         let lease = u64::try_from(self.lease.as_micros()).unwrap_or(u64::MAX);
         let enough = lease / 3 + 1_000_000;
@@ -247,37 +252,38 @@ impl<'a> Facts<'a> {
         moment.saturating_sub(free_since) < enough
     }
 
-    /// Whether a process was stopped so shortly before this moment that it had no time to look at its lease.
-    pub(super) fn just_woke_up(&self, process: &str, moment: u64) -> bool {
+    /// Whether a process was stopped so shortly before this moment that it had no time to check its
+    /// lease.
+    pub(super) fn just_resumed(&self, process: &str, moment: u64) -> bool {
         let stopped = |w: &Window<'_>| {
             w.fault == "stop" && w.hits(process) && w.from <= moment && moment <= w.until + 1_000_000
         };
         self.windows.iter().any(stopped)
     }
 
-    /// How often something happened to processes that can have ended a handler before its end, between these moments.
-    pub(super) fn blows(&self, from: u64, until: u64) -> usize {
+    /// Number of disruptions between these moments that may have cut a handler short.
+    pub(super) fn disruptions(&self, from: u64, until: u64) -> usize {
         let deaths = self.deaths.values().filter(|(t, _)| (from..=until).contains(t)).count();
         let windows =
             self.windows.iter().filter(|w| w.disturbs() && w.from <= until && w.until + GRACE >= from);
         deaths + windows.count()
     }
 
-    /// How often the broker or the receiver was away before this moment.
+    /// Number of outages of the broker or the receiver before this moment.
     pub(super) fn outages(&self, before: u64) -> usize {
         let away =
             |window: &&Window<'_>| matches!(window.fault, "outage" | "receiver") && window.from <= before;
         self.windows.iter().filter(away).count()
     }
 
-    /// Processes that ended although nobody had done anything to them.
+    /// Processes that ended without a fault or a requested stop.
     pub(super) fn processes_that_failed(&self) -> impl Iterator<Item = (&'a str, &'a Line)> {
-        let failed = |line: &Line| matches!(line.record.what, What::Gone { expected: false, .. });
+        let failed = |line: &Line| matches!(line.record.op, Op::Gone { expected: false, .. });
         let all: BTreeMap<&str, &Line> = self.gone.iter().map(|(process, line)| (*process, *line)).collect();
         all.into_iter().filter(move |(_, line)| failed(line))
     }
 
-    /// The events that a writer wrote itself: not those that follow a join.
+    /// The events that writers wrote, without the follow-ups of joins.
     pub(super) fn written(&self) -> impl Iterator<Item = (&'a Spec, &Tx<'a>)> {
         let own = self.specs.values().filter(|(spec, _)| !matches!(spec.kind, Kind::Then | Kind::Sorry));
         own.filter_map(|(spec, tx)| Some((*spec, self.txs.get(tx)?)))
@@ -292,20 +298,21 @@ impl<'a> Facts<'a> {
 /// Whether a line is about this arena.
 fn is_of(arena: Arena, line: &Line) -> bool {
     let of = |process: &str| Arena::of(process) == Some(arena);
-    match &line.record.what {
-        // Of other arenas as well: on a database with one writer a process that is stopped may keep everybody waiting.
-        What::Hit { process, fault } | What::Over { process, fault } => {
+    match &line.record.op {
+        // Stops in other arenas too: on a database with a single writer a stopped process may block
+        // all others.
+        Op::Hit { process, fault } | Op::Over { process, fault } => {
             fault == "stop" || process.as_deref().is_none_or(of)
         }
-        What::Foreign { arena: other, .. } => *other == arena,
-        What::Born { process, .. } | What::Gone { process, .. } => of(process),
-        What::Position { .. } => arena.has_log(),
-        What::Setup { .. } => true,
+        Op::Foreign { arena: other, .. } => *other == arena,
+        Op::Born { process, .. } | Op::Gone { process, .. } => of(process),
+        Op::Position { .. } => arena.has_log(),
+        Op::Setup { .. } => true,
         _ => of(&line.record.p),
     }
 }
 
-/// The lines of some runs, for a proof.
+/// The lines of these runs, as a proof.
 pub(super) fn lines_of<'a>(runs: &[Run<'a>]) -> Vec<&'a Line> {
     runs.iter().flat_map(|run| [Some(run.begin), run.finish]).flatten().collect()
 }

@@ -1,14 +1,16 @@
-//! Rows that are not part of the work: nothing is expected of them, except that there is an end to their deliveries.
+//! Rows that are not part of the workload: any outcome is accepted, but they must not be delivered
+//! forever.
 
 use super::facts::Facts;
 use super::{Breach, Verdict};
 
-/// So often may such a row be delivered: its relay may have been killed or cut off each time, but hardly more often than this.
-const ENOUGH: usize = 25;
+/// Maximum number of deliveries of such a row. Its relay may be killed or cut off each time, but
+/// hardly more often than this.
+const MAX_DELIVERIES: usize = 25;
 
 pub(super) fn check(facts: &Facts<'_>, verdict: &mut Verdict) {
     for (id, deliveries) in &facts.foreign_deliveries {
-        if deliveries.len() > ENOUGH {
+        if deliveries.len() > MAX_DELIVERIES {
             let text = format!("it was delivered {} times", deliveries.len());
             let proof = facts.foreign.get(id).copied().into_iter().chain(deliveries.iter().copied().take(3));
             verdict.add(Breach::Endless, id, text, proof.collect());

@@ -1,10 +1,11 @@
-//! Joins: counters are what became of the steps, and exactly what should follow does.
+//! Joins: the counters match the outcomes of the steps, and exactly the expected follow-up is
+//! delivered.
 
 use std::collections::BTreeMap;
 
 use super::facts::{Facts, Run, Tx, lines_of};
 use super::{Breach, Verdict};
-use crate::state::{Counted, Row, State};
+use crate::state::{JoinRow, Row, State};
 use crate::work::{Kind, Spec};
 
 pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
@@ -15,7 +16,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         }
     }
     for group in state.joins.keys().filter(|group| !groups.contains_key(group.as_str())) {
-        verdict.add(Breach::Join, group, "there is such a join, and nobody wrote it", Vec::new());
+        verdict.add(Breach::Join, group, "the join exists, and no writer wrote it", Vec::new());
     }
     for (group, (specs, tx)) in groups {
         let is_step = |spec: &&&Spec| !matches!(spec.kind, Kind::Then | Kind::Sorry);
@@ -24,7 +25,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         let dead = |step: &&&Spec| state.rows.get(&step.id).is_some_and(Row::is_dead);
         let failed = steps.iter().filter(dead).count() as u64;
         let count = steps.len() as u64;
-        let expected = there.then(|| Counted {
+        let expected = there.then(|| JoinRow {
             expected: count,
             attached: count,
             completed: count - failed,
@@ -33,7 +34,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         });
         let found = state.joins.get(group);
         if found != expected.as_ref() {
-            let text = format!("it should be {expected:?} and is {found:?}");
+            let text = format!("expected {expected:?}, found {found:?}");
             let proof = [Some(tx.writing), tx.ended].into_iter().flatten().collect();
             verdict.add(Breach::Join, group, text, proof);
         }
@@ -47,8 +48,9 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
             let row = state.rows.get(&spec.id);
             let came = runs.iter().any(Run::is_done);
             let extra = !follows && (!runs.is_empty() || row.is_some());
-            // One that still waits is said to be stuck elsewhere.
-            let missing = follows && !came && !row.is_some_and(|row| row.is_pending() || row.is_buried());
+            // A pending follow-up is reported as stuck elsewhere.
+            let missing =
+                follows && !came && !row.is_some_and(|row| row.is_pending() || row.died_of_crashes());
             if extra || missing {
                 let text = format!(
                     "it {} follow, and {}",

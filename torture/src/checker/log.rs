@@ -1,11 +1,12 @@
-//! The log: every publisher gets every event, in the order of positions, and what is saved never goes back.
+//! The log: every publisher gets every event in order of positions, and saved positions never
+//! decrease.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::facts::Facts;
 use super::{Breach, Verdict};
 use crate::arena::PUBLISHERS;
-use crate::history::{Line, What};
+use crate::history::{Line, Op};
 use crate::state::State;
 use crate::work::Kind;
 
@@ -21,27 +22,27 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
     }
     let committed: BTreeSet<i64> = state.log.values().copied().collect();
     for publisher in PUBLISHERS {
-        published(facts, publisher, &committed, verdict);
-        let stands = state.progress.get(publisher).copied().unwrap_or(0);
-        if committed.last().is_some_and(|head| stands < *head) {
-            let text = format!("it stands at {stands}, and the log goes on to {:?}", committed.last());
+        check_published(facts, publisher, &committed, verdict);
+        let saved = state.progress.get(publisher).copied().unwrap_or(0);
+        if committed.last().is_some_and(|head| saved < *head) {
+            let text = format!("its saved position is {saved}, and the log ends at {:?}", committed.last());
             verdict.add(Breach::Stuck, publisher, text, Vec::new());
         }
     }
-    saved(facts, verdict);
+    check_saved(facts, verdict);
 }
 
-fn published(facts: &Facts<'_>, publisher: &str, committed: &BTreeSet<i64>, verdict: &mut Verdict) {
+fn check_published(facts: &Facts<'_>, publisher: &str, committed: &BTreeSet<i64>, verdict: &mut Verdict) {
     let mut missing = committed.clone();
     let mut last: BTreeMap<(&str, Option<i64>), (i64, &Line)> = BTreeMap::new();
     for line in &facts.lines {
-        let What::Published { publisher: who, epoch, positions } = &line.record.what else { continue };
+        let Op::Published { publisher: who, epoch, positions } = &line.record.op else { continue };
         if who != publisher {
             continue;
         }
         for position in positions {
             if !committed.contains(position) {
-                let text = format!("position {position} was published, and nobody committed it");
+                let text = format!("position {position} was published, and was never committed");
                 verdict.add(Breach::Phantom, publisher, text, vec![line]);
             }
             if missing.remove(position)
@@ -50,13 +51,14 @@ fn published(facts: &Facts<'_>, publisher: &str, committed: &BTreeSet<i64>, verd
                 let text = format!("{position} was published before {skipped}, which was not published yet");
                 verdict.add(Breach::Position, publisher, text, vec![line]);
             }
-            let lead = (line.record.p.as_str(), *epoch);
-            if let Some((before, at)) = last.insert(lead, (*position, line))
+            let leadership = (line.record.p.as_str(), *epoch);
+            if let Some((before, at)) = last.insert(leadership, (*position, line))
                 && before >= *position
-                && !facts.may_have_lost(lead.0, at.record.t, line.record.t)
+                && !facts.may_have_lost(leadership.0, at.record.t, line.record.t)
             {
-                let text =
-                    format!("{position} came after {before} in one leadership, and nothing had happened");
+                let text = format!(
+                    "{position} came after {before} in one leadership, and the process was not disrupted"
+                );
                 verdict.add(Breach::Position, publisher, text, vec![at, line]);
             }
         }
@@ -67,14 +69,14 @@ fn published(facts: &Facts<'_>, publisher: &str, committed: &BTreeSet<i64>, verd
     }
 }
 
-fn saved(facts: &Facts<'_>, verdict: &mut Verdict) {
+fn check_saved(facts: &Facts<'_>, verdict: &mut Verdict) {
     let mut last: BTreeMap<&str, (i64, &Line)> = BTreeMap::new();
     for line in &facts.lines {
-        let What::Position { publisher, position } = &line.record.what else { continue };
+        let Op::Position { publisher, position } = &line.record.op else { continue };
         if let Some((before, at)) = last.insert(publisher, (*position, line))
             && before > *position
         {
-            let text = format!("what is saved went back from {before} to {position}");
+            let text = format!("the saved position went back from {before} to {position}");
             verdict.add(Breach::Position, publisher, text, vec![at, line]);
         }
     }

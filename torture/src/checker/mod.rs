@@ -1,15 +1,16 @@
-//! Decides: a pure function of what happened and of what the database says in the end.
+//! The checker: a pure function of the history and of the tables at the end.
 //!
-//! Nothing here asks a clock or a database. Every violation names the event and shows the lines of the history that prove it.
+//! The checker asks neither a clock nor a database. Every violation names the event and shows the
+//! lines of the history that prove it.
 
 mod broker;
 mod duplicates;
 mod facts;
-mod fates;
 mod foreign;
 mod joins;
 mod log;
 mod order;
+mod outcomes;
 mod overlaps;
 mod receiver;
 #[cfg(test)]
@@ -24,41 +25,42 @@ use crate::state::State;
 
 pub use facts::Facts;
 
-/// What must not happen.
+/// Kinds of violations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Breach {
     /// Committed, and never delivered.
     Lost,
     /// Delivered, and never committed.
     Phantom,
-    /// What the writer was told of its transaction is not so.
+    /// The result that the writer saw does not match the database.
     Misreported,
-    /// Still waiting after everything had time to settle.
+    /// Still pending after the drain.
     Stuck,
-    /// Delivered again although nothing happened to the one who had done it.
+    /// Delivered again although the process that had done it was not disrupted.
     Again,
-    /// An event of a key started before an earlier one was settled, or came again after a later one.
+    /// An event of a key started before an earlier one was settled, or was redelivered after a
+    /// later one.
     Order,
-    /// Two handlers had one event at the same time, and the first one's lease had not run out.
+    /// Two handlers ran the same event at the same time, and the first one's lease had not expired.
     Overlap,
-    /// Dead, and nothing was wrong with it.
+    /// Dead-lettered without a reason.
     WrongDead,
-    /// Not dead, and should be.
+    /// Not dead-lettered although it should be.
     NotDead,
-    /// A join's counters, or what follows it, are wrong.
+    /// The counters or the follow-up of a join are wrong.
     Join,
-    /// Booked not at all, or more than once.
+    /// Not booked, or booked more than once.
     Ledger,
-    /// A position of the log was skipped, or went back.
+    /// A position of the log was skipped or went back.
     Position,
-    /// A process ended by itself, or would not end.
+    /// A process ended unexpectedly, or did not stop when asked to.
     Process,
-    /// A row that is not part of the work is delivered again and again.
+    /// A row that is not part of the workload is delivered without end.
     Endless,
 }
 
 impl Breach {
-    /// In the table.
+    /// Row label in the summary table.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lost => "lost",
@@ -79,14 +81,14 @@ impl Breach {
     }
 }
 
-/// Something that must not have happened, and did.
+/// A violation.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// What it is.
+    /// Its kind.
     pub breach: Breach,
-    /// Of which event, join, publisher or process.
+    /// The event, join, publisher or process.
     pub of: String,
-    /// In words.
+    /// Description.
     pub text: String,
     /// The lines of the history that prove it.
     pub proof: Vec<String>,
@@ -102,56 +104,56 @@ impl fmt::Display for Violation {
     }
 }
 
-/// How much there was.
+/// Counts of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Events that were committed.
+    /// Committed events.
     pub written: usize,
-    /// Events of transactions that were rolled back, or failed.
+    /// Events of transactions that were rolled back or failed.
     pub rolled_back: usize,
-    /// Transactions of which the writer was not told how they ended.
+    /// Transactions whose result the writer did not learn.
     pub unknown: usize,
-    /// Of these, those that were committed.
+    /// Of these, committed ones.
     pub unknown_there: usize,
-    /// Events that were delivered.
+    /// Delivered events.
     pub delivered: usize,
-    /// Deliveries of what had been delivered before.
+    /// Repeated deliveries of done events.
     pub twice: usize,
     /// Attempts that failed or panicked.
     pub retried: usize,
-    /// Attempts that did not come to an end.
+    /// Attempts without an outcome.
     pub broken_off: usize,
-    /// Dead events.
+    /// Dead-lettered events.
     pub dead: usize,
-    /// Of these, those that were taken for what ends processes.
-    pub buried: usize,
-    /// Deliveries side by side where the first one's lease had run out.
+    /// Of these, events that were dead-lettered because their processes crashed.
+    pub dead_by_crashes: usize,
+    /// Concurrent deliveries where the first one's lease had expired.
     pub excused_overlaps: usize,
     /// Events of the log.
     pub log: usize,
     /// Joins.
     pub joins: usize,
-    /// Rows that are not part of the work.
+    /// Rows that are not part of the workload.
     pub foreign: usize,
-    /// Of these, those that were delivered.
+    /// Of these, delivered ones.
     pub foreign_delivered: usize,
-    /// Of these, those that are dead.
+    /// Of these, dead-lettered ones.
     pub foreign_dead: usize,
-    /// Events that the receiver of webhooks took.
+    /// Events that the webhook receiver accepted.
     pub received: usize,
 }
 
-/// What the checker says of one arena.
+/// Verdict of the checker on one arena.
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
-    /// How much there was.
+    /// Counts of the run.
     pub counts: Counts,
-    /// What must not have happened.
+    /// All violations.
     pub violations: Vec<Violation>,
 }
 
 impl Verdict {
-    /// How many of each there are.
+    /// Number of violations of each kind.
     pub fn by_breach(&self) -> BTreeMap<Breach, usize> {
         let mut counts = BTreeMap::new();
         for violation in &self.violations {
@@ -166,12 +168,12 @@ impl Verdict {
     }
 }
 
-/// Holds the history of an arena against its state. `lines` may have those of other arenas as well.
+/// Checks the history of an arena against its state. `lines` may contain those of other arenas.
 pub fn check(arena: Arena, lines: &[Line], state: &State) -> Verdict {
     let facts = Facts::gather(arena, lines);
     let mut verdict = Verdict::default();
     count(&facts, state, &mut verdict.counts);
-    fates::check(&facts, state, &mut verdict);
+    outcomes::check(&facts, state, &mut verdict);
     if arena.has_handlers() {
         order::check(&facts, state, &mut verdict);
         overlaps::check(&facts, &mut verdict);
@@ -186,7 +188,7 @@ pub fn check(arena: Arena, lines: &[Line], state: &State) -> Verdict {
         log::check(&facts, state, &mut verdict);
     }
     for (process, line) in facts.processes_that_failed() {
-        let text = "it ended although nobody did that to it, or not as it should; see its log";
+        let text = "it ended without a fault or a requested stop, or with the wrong status; see its log";
         verdict.add(Breach::Process, process, text, vec![line]);
     }
     verdict
@@ -208,7 +210,7 @@ fn count(facts: &Facts<'_>, state: &State, counts: &mut Counts) {
     counts.joins = state.joins.len();
     let (foreign, own): (Vec<_>, Vec<_>) = state.rows.iter().partition(|(id, _)| facts.is_foreign(id));
     counts.dead = own.iter().filter(|(_, row)| row.is_dead()).count();
-    counts.buried = own.iter().filter(|(_, row)| row.is_buried()).count();
+    counts.dead_by_crashes = own.iter().filter(|(_, row)| row.died_of_crashes()).count();
     counts.foreign = facts.foreign.len();
     counts.foreign_delivered = facts.foreign_deliveries.len();
     counts.foreign_dead = foreign.iter().filter(|(_, row)| row.is_dead()).count();

@@ -1,4 +1,4 @@
-//! No two handlers have one event at the same time, unless the first one's lease had run out.
+//! Overlaps: two handlers run one event at the same time only if the first one's lease had expired.
 
 use super::facts::{Facts, lines_of};
 use super::{Breach, Verdict};

@@ -1,11 +1,11 @@
-//! What the receiver of webhooks took: everything in the end, nothing else, and in order per key. However it misbehaved, no event
-//! is dead for it.
+//! Events at the webhook receiver: every committed event arrives, nothing else does, and in order
+//! per key. However the receiver misbehaves, no event is dead-lettered for it.
 
 use std::collections::BTreeMap;
 
 use super::facts::Facts;
 use super::{Breach, Verdict};
-use crate::history::{Line, What};
+use crate::history::{Line, Op};
 use crate::state::{Row, State};
 use crate::work::Kind;
 
@@ -13,7 +13,7 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
     let mut first: BTreeMap<&str, &Line> = BTreeMap::new();
     let mut keys: BTreeMap<&str, (&str, Option<i64>, &Line)> = BTreeMap::new();
     for line in &facts.lines {
-        let What::Received { id, seq } = &line.record.what else { continue };
+        let Op::Received { id, seq } = &line.record.op else { continue };
         if facts.is_foreign(id) {
             continue;
         }
@@ -31,8 +31,8 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         }
         if let Some(once) = first.get(id.as_str()) {
             verdict.counts.twice += 1;
-            if facts.blows(0, line.record.t) + facts.outages(line.record.t) == 0 {
-                let text = "it was received twice, and no process had been disturbed";
+            if facts.disruptions(0, line.record.t) + facts.outages(line.record.t) == 0 {
+                let text = "it was received twice, and no process had been disrupted";
                 verdict.add(Breach::Again, id, text, vec![once, line]);
             }
             continue;
@@ -51,8 +51,10 @@ pub(super) fn check(facts: &Facts<'_>, state: &State, verdict: &mut Verdict) {
         let received = first.get(spec.id.as_str()).copied();
         let proof = || [Some(tx.writing), tx.ended, received].into_iter().flatten().collect::<Vec<_>>();
         if let Some(row) = row.filter(|row| row.is_dead()) {
-            let text =
-                format!("a receiver that comes to its senses kills nothing, and it is dead: {}", row.error);
+            let text = format!(
+                "it is dead, and a receiver that recovers must not dead-letter events: {}",
+                row.error
+            );
             verdict.add(Breach::WrongDead, &spec.id, text, proof());
         } else if there && received.is_none() && !row.is_some_and(Row::is_pending) {
             verdict.add(Breach::Lost, &spec.id, "it was committed, and never received", proof());

@@ -1,4 +1,4 @@
-//! Handlers that do what the event says, and write down that they did.
+//! Handlers that do what an event's spec says and record each run.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,34 +8,35 @@ use std::time::Duration;
 use async_trait::async_trait;
 use outbox::{Cx, Failure, Handler, Outcome, Tx, TxHandler};
 
-use crate::base::Base;
-use crate::history::{Said, Scribe, What};
+use crate::database::TestDatabase;
+use crate::history::{HandlerOutcome, Op, Writer};
 use crate::work::{Kind, Spec};
 
-/// What all handlers of a process share.
+/// Shared by all handlers of a process.
 #[derive(Clone, Debug)]
-pub struct Hand {
-    scribe: Arc<Scribe>,
+pub struct RecordingHandler {
+    history: Arc<Writer>,
     runs: Arc<AtomicU64>,
-    /// Where it is noted how often an event has ended its process.
+    /// Holds marker files that count how often an event has aborted its process.
     folder: PathBuf,
 }
 
-impl Hand {
-    /// Of a process.
-    pub fn new(scribe: Arc<Scribe>, folder: PathBuf) -> Self {
-        Self { scribe, runs: Arc::default(), folder }
+impl RecordingHandler {
+    /// Creates the handler of a process.
+    pub fn new(history: Arc<Writer>, folder: PathBuf) -> Self {
+        Self { history, runs: Arc::default(), folder }
     }
 
-    fn start(&self, cx: &Cx) -> Run {
+    fn start(&self, cx: &Cx) -> RunRecord {
         let run = self.runs.fetch_add(1, Ordering::Relaxed);
         let id = cx.id().to_string();
-        self.scribe.note(What::Started { run, id, seq: cx.seq(), attempt: cx.attempt() });
-        Run { run, scribe: self.scribe.clone(), said: Some(Said::Dropped) }
+        self.history.record(Op::Started { run, id, seq: cx.seq(), attempt: cx.attempt() });
+        RunRecord { run, history: self.history.clone(), outcome: Some(HandlerOutcome::Dropped) }
     }
 
-    /// How often this event has ended a process; counts one more if that is fewer than it may.
-    fn ends_its_process(&self, spec: &Spec) -> bool {
+    /// Whether to abort the process now: creates the next marker file unless the event has aborted
+    /// as often as its spec says.
+    fn must_abort(&self, spec: &Spec) -> bool {
         (0..spec.aborts).any(|n| {
             let mark = self.folder.join(format!("{}.abort{n}", spec.id));
             std::fs::File::options().write(true).create_new(true).open(mark).is_ok()
@@ -43,79 +44,79 @@ impl Hand {
     }
 }
 
-/// A run of a handler. However it ends, that is written down.
-struct Run {
+/// Records the end of a handler's run, however it ends.
+struct RunRecord {
     run: u64,
-    scribe: Arc<Scribe>,
-    said: Option<Said>,
+    history: Arc<Writer>,
+    outcome: Option<HandlerOutcome>,
 }
 
-impl Run {
-    fn says(mut self, said: Said) {
-        self.said = None;
-        self.scribe.note(What::Finished { run: self.run, how: said });
+impl RunRecord {
+    fn finish(mut self, outcome: HandlerOutcome) {
+        self.outcome = None;
+        self.history.record(Op::Finished { run: self.run, how: outcome });
     }
 }
 
-impl Drop for Run {
+impl Drop for RunRecord {
     fn drop(&mut self) {
-        if let Some(dropped) = self.said {
-            let how = if std::thread::panicking() { Said::Panicked } else { dropped };
-            self.scribe.note(What::Finished { run: self.run, how });
+        if let Some(dropped) = self.outcome {
+            let how = if std::thread::panicking() { HandlerOutcome::Panicked } else { dropped };
+            self.history.record(Op::Finished { run: self.run, how });
         }
     }
 }
 
 #[async_trait]
-impl Handler for Hand {
+impl Handler for RecordingHandler {
     async fn handle(&self, cx: Cx) -> Result<Outcome, Failure> {
         let run = self.start(&cx);
         let spec: Spec = cx.payload()?;
         tokio::time::sleep(Duration::from_millis(u64::from(spec.takes))).await;
-        if self.ends_its_process(&spec) {
+        if self.must_abort(&spec) {
             std::process::abort();
         }
-        // The attempts that are to fail come first, then those that panic.
+        // Failing attempts come first, then panicking ones.
         let attempt = cx.attempt();
         if spec.kind == Kind::Doomed {
-            run.says(Said::Dead);
+            run.finish(HandlerOutcome::Dead);
             return Ok(Outcome::Dead("doomed".to_owned()));
         }
         if spec.kind == Kind::Worn || attempt <= spec.fails {
-            run.says(Said::Failed);
-            return Err(Failure::retry("as it was told"));
+            run.finish(HandlerOutcome::Failed);
+            return Err(Failure::retry("failed as its spec says"));
         }
-        assert!(attempt > spec.fails + spec.panics, "as it was told");
-        run.says(Said::Done);
+        assert!(attempt > spec.fails + spec.panics, "panicked as its spec says");
+        run.finish(HandlerOutcome::Done);
         Ok(Outcome::Done)
     }
 }
 
-/// Handles rows that are not part of the work: whatever they hold, they are done.
+/// Handles rows that are not part of the workload: always succeeds.
 #[derive(Clone, Debug)]
-pub struct Foreign(pub Hand);
+pub struct ForeignHandler(pub RecordingHandler);
 
 #[async_trait]
-impl Handler for Foreign {
+impl Handler for ForeignHandler {
     async fn handle(&self, cx: Cx) -> Result<Outcome, Failure> {
-        self.0.start(&cx).says(Said::Done);
+        self.0.start(&cx).finish(HandlerOutcome::Done);
         Ok(Outcome::Done)
     }
 }
 
 /// Books an event in the transaction that settles it.
 #[derive(Debug)]
-pub struct Book {
-    /// What all handlers share.
-    pub hand: Hand,
+pub struct BookHandler {
+    /// Shared by all handlers of the process.
+    pub handler: RecordingHandler,
     /// The table of events.
     pub table: String,
 }
 
 #[async_trait]
-impl<DB: Base> TxHandler<DB> for Book {
+impl<DB: TestDatabase> TxHandler<DB> for BookHandler {
     async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
-        let run = self.hand.start(&cx);
+        let run = self.handler.start(&cx);
         let booked = async {
             DB::execute_sql(
                 tx,
@@ -126,11 +127,11 @@ impl<DB: Base> TxHandler<DB> for Book {
         };
         match booked.await {
             Ok(_) => {
-                run.says(Said::Done);
+                run.finish(HandlerOutcome::Done);
                 Ok(Outcome::Done)
             }
             Err(error) => {
-                run.says(Said::Failed);
+                run.finish(HandlerOutcome::Failed);
                 Err(error.into())
             }
         }

@@ -1,4 +1,4 @@
-//! What the processes do. The binary runs itself anew for each.
+//! The code of the processes. The binary starts itself once for each process.
 
 pub mod handlers;
 mod publisher;
@@ -12,72 +12,72 @@ use std::time::Duration;
 use outbox::{Outbox, OutboxBuilder};
 
 use crate::arena::Arena;
-use crate::base::Base;
+use crate::database::TestDatabase;
 
-/// A file of this name in the folder of histories: nobody writes any more.
-pub const QUIET: &str = "quiet";
+/// Name of a file in the folder of histories: once it exists, writers stop writing.
+pub const WRITING_STOPPED: &str = "quiet";
 
-/// What a process is told.
+/// Command-line options of a process.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Told {
-    /// Its name, which nobody else had before.
+pub struct ProcessOptions {
+    /// Process name, unique in the run.
     #[arg(long)]
     pub process: String,
-    /// Where it belongs.
+    /// The arena of the process.
     #[arg(long)]
     pub arena: Arena,
-    /// The database, by a way of its own.
+    /// URL of the database, through the process's own proxy.
     #[arg(long)]
     pub database: String,
-    /// What goes before the names of tables.
+    /// Prefix of table names.
     #[arg(long)]
     pub prefix: String,
     /// The folder of histories.
     #[arg(long)]
     pub folder: PathBuf,
-    /// What its dice begin with.
+    /// Seed of the process's random numbers.
     #[arg(long)]
     pub seed: u64,
-    /// Up to which generation it knows the types of events, or writes them.
+    /// Newest generation of event types that the process handles or writes.
     #[arg(long, default_value_t = 1)]
     pub generation: u32,
-    /// Transactions a second.
+    /// Transactions per second.
     #[arg(long, default_value_t = 20)]
     pub rate: u32,
-    /// How long leases last, in milliseconds.
+    /// Duration of leases, in milliseconds.
     #[arg(long)]
     pub lease: u32,
-    /// Whether handlers take longer than a lease now and then.
+    /// Whether some handlers take longer than a lease.
     #[arg(long)]
     pub slow: bool,
-    /// Whether handlers panic now and then.
+    /// Whether some handlers panic.
     #[arg(long)]
     pub panics: bool,
-    /// Whether handlers end their process now and then.
+    /// Whether some handlers abort their process.
     #[arg(long)]
     pub aborts: bool,
     /// Whether some events go to a webhook.
     #[arg(long)]
     pub hooks: bool,
-    /// The broker.
+    /// URL of the broker.
     #[arg(long, default_value = "")]
     pub broker: String,
 }
 
-impl Told {
+impl ProcessOptions {
     /// The table of events.
     pub fn table(&self) -> String {
         self.arena.table(&self.prefix)
     }
 
-    /// Opens the outbox. The database may be away just now: then tries until it is back.
-    pub async fn open<DB: Base>(&self) -> Outbox<DB> {
+    /// Opens the outbox; retries while the database is unreachable.
+    pub async fn open<DB: TestDatabase>(&self) -> Outbox<DB> {
         loop {
             let builder = OutboxBuilder::new().table(self.table()).max_connections(6);
             match DB::open(builder, &self.database).await {
                 Ok(outbox) => return outbox,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot open the database yet");
+                    tracing::warn!(%error, "cannot open the database; retrying");
                     tokio::time::sleep(Duration::from_millis(200)).await;
                 }
             }

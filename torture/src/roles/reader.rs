@@ -1,4 +1,4 @@
-//! A consumer behind the broker: writes down what arrives, and books it once, by its inbox.
+//! A consumer behind the broker: records each arrival and books each event once, by its inbox.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use futures_util::StreamExt as _;
 use outbox::Outbox;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::Told;
-use crate::base::Base;
-use crate::history::{Scribe, What};
+use super::ProcessOptions;
+use crate::database::TestDatabase;
+use crate::history::{Op, Writer};
 
 /// The stream of all events.
 pub const STREAM: &str = "torture";
@@ -22,7 +22,7 @@ pub const CONSUMER: &str = "reader";
 /// The subject of events.
 pub const SUBJECT: &str = "torture.{type}";
 
-/// Makes the stream. It forgets ids soon: what comes twice is to be seen.
+/// Creates the stream. Its duplicate window is short so that duplicates become visible.
 pub async fn make_stream(broker: &str) -> Result<()> {
     let jetstream = jetstream::new(async_nats::connect(broker).await?);
     let config = jetstream::stream::Config {
@@ -41,7 +41,7 @@ pub async fn make_stream(broker: &str) -> Result<()> {
     Ok(())
 }
 
-/// How many messages the reader has not read or not acknowledged.
+/// Number of messages that are not delivered or not acknowledged.
 pub async fn left(broker: &str) -> Result<u64> {
     let jetstream = jetstream::new(async_nats::connect(broker).await?);
     let stream = jetstream.get_stream(STREAM).await?;
@@ -50,28 +50,32 @@ pub async fn left(broker: &str) -> Result<u64> {
 }
 
 /// Reads until SIGTERM.
-pub async fn play<DB: Base>(told: &Told) -> Result<()> {
-    let mut enough = signal(SignalKind::terminate())?;
-    let scribe = Arc::new(Scribe::new(&told.folder, &told.process)?);
+pub async fn run<DB: TestDatabase>(options: &ProcessOptions) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let history = Arc::new(Writer::new(&options.folder, &options.process)?);
     let reading = async {
-        let outbox = told.open::<DB>().await;
+        let outbox = options.open::<DB>().await;
         loop {
-            // The broker comes and goes.
-            if let Err(error) = read(told, &outbox, &scribe).await {
-                tracing::warn!(error = format!("{error:#}"), "the broker is away");
+            // The broker may be down.
+            if let Err(error) = read(options, &outbox, &history).await {
+                tracing::warn!(error = format!("{error:#}"), "cannot read from the broker; retrying");
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     };
     tokio::select! {
         () = reading => {}
-        _ = enough.recv() => {}
+        _ = terminate.recv() => {}
     }
     Ok(())
 }
 
-async fn read<DB: Base>(told: &Told, outbox: &Outbox<DB>, scribe: &Scribe) -> Result<()> {
-    let client = async_nats::connect(told.broker.as_str()).await?;
+async fn read<DB: TestDatabase>(
+    options: &ProcessOptions,
+    outbox: &Outbox<DB>,
+    history: &Writer,
+) -> Result<()> {
+    let client = async_nats::connect(options.broker.as_str()).await?;
     let stream = jetstream::new(client).get_stream(STREAM).await?;
     let consumer: consumer::PullConsumer = stream.get_consumer(CONSUMER).await.map_err(|e| anyhow!("{e}"))?;
     let mut messages = consumer.messages().await?;
@@ -81,15 +85,15 @@ async fn read<DB: Base>(told: &Told, outbox: &Outbox<DB>, scribe: &Scribe) -> Re
         let headers = message.headers.as_ref().context("a message without headers")?;
         let id = headers.get("Nats-Msg-Id").context("a message without an id")?.to_string();
         let seq = headers.get("outbox-seq").and_then(|seq| seq.as_str().parse().ok());
-        scribe.note(What::Arrived { id: id.clone(), seq, place });
-        if !told.arena.owns(&id) {
+        history.record(Op::Arrived { id: id.clone(), seq, place });
+        if !options.arena.owns(&id) {
             message.ack().await.map_err(|e| anyhow!("{e}"))?;
             continue;
         }
-        match book(told, outbox, &id).await {
+        match book(options, outbox, &id).await {
             Ok(()) => message.ack().await.map_err(|e| anyhow!("{e}"))?,
             Err(error) => {
-                tracing::warn!(%error, "not booked yet");
+                tracing::warn!(%error, "booking failed; the message will be redelivered");
                 let later = AckKind::Nak(Some(Duration::from_millis(200)));
                 message.ack_with(later).await.map_err(|e| anyhow!("{e}"))?;
             }
@@ -98,10 +102,14 @@ async fn read<DB: Base>(told: &Told, outbox: &Outbox<DB>, scribe: &Scribe) -> Re
     Ok(())
 }
 
-async fn book<DB: Base>(told: &Told, outbox: &Outbox<DB>, id: &str) -> outbox::Result<()> {
+async fn book<DB: TestDatabase>(
+    options: &ProcessOptions,
+    outbox: &Outbox<DB>,
+    id: &str,
+) -> outbox::Result<()> {
     let mut tx = outbox.begin().await?;
     if outbox.once(&mut tx, CONSUMER, id).await? {
-        let table = told.table();
+        let table = options.table();
         DB::execute_sql(&mut tx, &format!("INSERT INTO {table}_ledger (event_id) VALUES ('{id}')")).await?;
         DB::execute_sql(&mut tx, &format!("UPDATE {table}_account SET balance = balance + 1")).await?;
     }

@@ -1,4 +1,4 @@
-//! A relay of the library, with handlers that write down what they see.
+//! A library relay with handlers that record their runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,67 +7,76 @@ use anyhow::Result;
 use outbox::{Backoff, Completion, OnDead, Outbox, Relay, RelayBuilder, Topic, Unrouted};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::Told;
-use super::handlers::{Book, Foreign, Hand};
-use super::publisher::Recorder;
+use super::ProcessOptions;
+use super::handlers::{BookHandler, ForeignHandler, RecordingHandler};
+use super::publisher::RecordingPublisher;
 use crate::arena::{Arena, PUBLISHERS, TOPIC, WORN_OUT_AFTER};
-use crate::base::Base;
-use crate::history::Scribe;
+use crate::database::TestDatabase;
+use crate::history::Writer;
 use crate::poison;
 use crate::work::Kind;
 
-/// Relays until SIGTERM.
-pub async fn play<DB: Base>(told: &Told) -> Result<()> {
-    let mut enough = signal(SignalKind::terminate())?;
-    let scribe = Arc::new(Scribe::new(&told.folder, &told.process)?);
+/// Runs a relay until SIGTERM.
+pub async fn run<DB: TestDatabase>(options: &ProcessOptions) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let history = Arc::new(Writer::new(&options.folder, &options.process)?);
     let starting = async {
-        let outbox = told.open::<DB>().await;
-        start(&outbox, told, &scribe).await
+        let outbox = options.open::<DB>().await;
+        start(&outbox, options, &history).await
     };
     let relay = tokio::select! {
         relay = starting => relay,
-        _ = enough.recv() => return Ok(()),
+        _ = terminate.recv() => return Ok(()),
     };
-    enough.recv().await;
+    terminate.recv().await;
     stop(relay).await
 }
 
-/// Stops a relay. What it cannot give back, because the database is away just now, is free when the leases run out.
+/// Stops a relay. Events that it cannot release because the database is unreachable become
+/// available when their leases expire.
 pub(super) async fn stop(relay: Relay) -> Result<()> {
     match relay.stop().await {
         Err(error) if error.is_transient() => {
-            tracing::warn!(%error, "could not give back everything");
+            tracing::warn!(%error, "could not release all leases");
             Ok(())
         }
         result => Ok(result?),
     }
 }
 
-/// Starts a relay as the arena wants it. The database may be away just now: then tries until it is back.
-pub(super) async fn start<DB: Base>(outbox: &Outbox<DB>, told: &Told, scribe: &Arc<Scribe>) -> Relay {
+/// Starts a relay in the arena's mode; retries while the database is unreachable.
+pub(super) async fn start<DB: TestDatabase>(
+    outbox: &Outbox<DB>,
+    options: &ProcessOptions,
+    history: &Arc<Writer>,
+) -> Relay {
     loop {
-        match build(outbox, told, scribe).start().await {
+        match build(outbox, options, history).start().await {
             Ok(relay) => return relay,
             Err(error) => {
-                tracing::warn!(%error, "cannot start yet");
+                tracing::warn!(%error, "cannot start the relay; retrying");
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }
         }
     }
 }
 
-fn build<DB: Base>(outbox: &Outbox<DB>, told: &Told, scribe: &Arc<Scribe>) -> RelayBuilder {
-    let hand = Hand::new(scribe.clone(), told.folder.clone());
-    let book = Book { hand: hand.clone(), table: told.table() };
+fn build<DB: TestDatabase>(
+    outbox: &Outbox<DB>,
+    options: &ProcessOptions,
+    history: &Arc<Writer>,
+) -> RelayBuilder {
+    let handler = RecordingHandler::new(history.clone(), options.folder.clone());
+    let book = BookHandler { handler: handler.clone(), table: options.table() };
     let worn = soon().max_attempts(WORN_OUT_AFTER);
-    let mut relay = match told.arena {
+    let mut relay = match options.arena {
         Arena::Single => outbox.single_node().completion(Completion::Delete),
         Arena::Multi | Arena::Broker => {
-            outbox.multi_node().lease(Duration::from_millis(u64::from(told.lease)))
+            outbox.multi_node().lease(Duration::from_millis(u64::from(options.lease)))
         }
     };
     relay = relay
-        .node(told.process.as_str())
+        .node(options.process.as_str())
         .workers(4)
         .hot_capacity(40)
         .cold_capacity(40)
@@ -78,18 +87,19 @@ fn build<DB: Base>(outbox: &Outbox<DB>, told: &Told, scribe: &Arc<Scribe>) -> Re
         .on_dead(OnDead::Skip)
         .drain(Duration::from_secs(2))
         .no_purge()
-        .handler("__GLOBAL__", poison::EVENT_TYPE, Foreign(hand.clone()))
-        .handler_with_retry("__GLOBAL__", Kind::Worn.event_type(), hand.clone(), worn)
+        .handler("__GLOBAL__", poison::EVENT_TYPE, ForeignHandler(handler.clone()))
+        .handler_with_retry("__GLOBAL__", Kind::Worn.event_type(), handler.clone(), worn)
         .tx_handler::<DB>("__GLOBAL__", Kind::Book.event_type(), book);
     for kind in [Kind::Plain, Kind::Doomed, Kind::Then, Kind::Sorry] {
-        relay = relay.handler("__GLOBAL__", kind.event_type(), hand.clone());
+        relay = relay.handler("__GLOBAL__", kind.event_type(), handler.clone());
     }
-    for generation in 1..=told.generation {
-        relay = relay.handler("__GLOBAL__", Kind::Generation(generation).event_type(), hand.clone());
+    for generation in 1..=options.generation {
+        relay = relay.handler("__GLOBAL__", Kind::Generation(generation).event_type(), handler.clone());
     }
-    if told.arena.has_log() {
+    if options.arena.has_log() {
         for name in PUBLISHERS {
-            relay = relay.publish(Topic::new(TOPIC).to(Recorder { name, scribe: scribe.clone() }));
+            relay =
+                relay.publish(Topic::new(TOPIC).to(RecordingPublisher { name, history: history.clone() }));
         }
     }
     relay

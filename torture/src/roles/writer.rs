@@ -1,4 +1,5 @@
-//! A writer: transactions of a business, with a marker for each event that says whether it was committed.
+//! A writer: business transactions with a marker row for each event, which proves whether the event
+//! was committed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,99 +11,99 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{QUIET, Told, relay};
-use crate::base::Base;
-use crate::history::{Commit, Scribe, What};
-use crate::work::{Deal, Kind, Mix, Spec};
+use super::{ProcessOptions, WRITING_STOPPED, relay};
+use crate::database::TestDatabase;
+use crate::history::{Commit, Op, Writer};
+use crate::work::{Kind, Mix, Spec, TxPlan};
 
-/// How many write at once.
-const HANDS: u64 = 6;
+/// Number of concurrent transactions.
+const WRITE_TASKS: u64 = 6;
 
-/// Writes until it is told to be quiet, and ends by SIGTERM. One that is hot runs a relay of its own.
-pub async fn play<DB: Base>(told: &Told, hot: bool) -> Result<()> {
-    let mut enough = signal(SignalKind::terminate())?;
-    let scribe = Arc::new(Scribe::new(&told.folder, &told.process)?);
+/// Writes until the stop file exists, and ends on SIGTERM. A hot writer also runs a relay.
+pub async fn run<DB: TestDatabase>(options: &ProcessOptions, hot: bool) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let history = Arc::new(Writer::new(&options.folder, &options.process)?);
     let opening = async {
-        let outbox = told.open::<DB>().await;
-        let relay = if hot { Some(relay::start(&outbox, told, &scribe).await) } else { None };
+        let outbox = options.open::<DB>().await;
+        let relay = if hot { Some(relay::start(&outbox, options, &history).await) } else { None };
         (outbox, relay)
     };
     let (outbox, relay) = tokio::select! {
         opened = opening => opened,
-        _ = enough.recv() => return Ok(()),
+        _ = terminate.recv() => return Ok(()),
     };
     let writing = Arc::new(AtomicBool::new(true));
     let count = Arc::new(AtomicU64::new(0));
-    let mut hands = tokio::task::JoinSet::new();
-    for hand in 0..HANDS {
-        let writer = Writer {
+    let mut tasks = tokio::task::JoinSet::new();
+    for number in 0..WRITE_TASKS {
+        let task = WriteTask {
             outbox: outbox.clone(),
-            told: told.clone(),
-            scribe: scribe.clone(),
-            dice: SmallRng::seed_from_u64(told.seed.wrapping_mul(31).wrapping_add(hand)),
+            options: options.clone(),
+            history: history.clone(),
+            rng: SmallRng::seed_from_u64(options.seed.wrapping_mul(31).wrapping_add(number)),
             count: count.clone(),
         };
-        hands.spawn(writer.write_while(writing.clone()));
+        tasks.spawn(task.write_while(writing.clone()));
     }
-    enough.recv().await;
+    terminate.recv().await;
     writing.store(false, Ordering::SeqCst);
-    hands.join_all().await;
+    tasks.join_all().await;
     match relay {
         Some(relay) => relay::stop(relay).await,
         None => Ok(()),
     }
 }
 
-struct Writer<DB: Base> {
+struct WriteTask<DB: TestDatabase> {
     outbox: Outbox<DB>,
-    told: Told,
-    scribe: Arc<Scribe>,
-    dice: SmallRng,
+    options: ProcessOptions,
+    history: Arc<Writer>,
+    rng: SmallRng,
     count: Arc<AtomicU64>,
 }
 
-impl<DB: Base> Writer<DB> {
+impl<DB: TestDatabase> WriteTask<DB> {
     async fn write_while(mut self, writing: Arc<AtomicBool>) {
         let mix = Mix {
-            arena: self.told.arena,
-            slow: self.told.slow.then_some(self.told.lease * 3 / 2),
-            panics: self.told.panics,
-            aborts: self.told.aborts,
-            generation: self.told.generation,
-            hooks: self.told.hooks,
+            arena: self.options.arena,
+            slow: self.options.slow.then_some(self.options.lease * 3 / 2),
+            panics: self.options.panics,
+            aborts: self.options.aborts,
+            generation: self.options.generation,
+            hooks: self.options.hooks,
         };
-        let pause = 1_000_000 * HANDS / u64::from(self.told.rate.max(1));
-        let quiet = self.told.folder.join(QUIET);
-        while writing.load(Ordering::SeqCst) && !quiet.exists() {
-            let pause = Duration::from_micros(self.dice.random_range(0..=2 * pause));
+        let pause = 1_000_000 * WRITE_TASKS / u64::from(self.options.rate.max(1));
+        let stop_file = self.options.folder.join(WRITING_STOPPED);
+        while writing.load(Ordering::SeqCst) && !stop_file.exists() {
+            let pause = Duration::from_micros(self.rng.random_range(0..=2 * pause));
             tokio::time::sleep(pause).await;
             let number = self.count.fetch_add(1, Ordering::Relaxed);
-            let tx = format!("{}-{number}", self.told.process);
-            let deal = mix.deal(&mut self.dice, &tx);
-            self.scribe.note(What::Writing { tx: tx.clone(), events: deal.events.clone() });
-            let (how, error) = self.make(&deal).await;
+            let tx = format!("{}-{number}", self.options.process);
+            let plan = mix.plan_tx(&mut self.rng, &tx);
+            self.history.record(Op::Writing { tx: tx.clone(), events: plan.events.clone() });
+            let (how, error) = self.run_tx(&plan).await;
             let failed = matches!(how, Commit::Failed | Commit::Unknown);
-            self.scribe.note(What::Ended { tx, how, error });
+            self.history.record(Op::Ended { tx, how, error });
             if failed {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
     }
 
-    /// Makes a transaction.
-    async fn make(&self, deal: &Deal) -> (Commit, Option<String>) {
+    /// Runs one transaction.
+    async fn run_tx(&self, plan: &TxPlan) -> (Commit, Option<String>) {
         let made = async {
             let mut tx = self.outbox.begin().await?;
-            self.fill(&mut tx, deal).await?;
-            tokio::time::sleep(Duration::from_millis(deal.hold)).await;
+            self.fill(&mut tx, plan).await?;
+            tokio::time::sleep(Duration::from_millis(plan.hold)).await;
             Ok::<_, Error>(tx)
         };
         let tx = match made.await {
             Ok(tx) => tx,
             Err(error) => return (Commit::Failed, Some(error.to_string())),
         };
-        if deal.roll_back {
-            // If that fails its connection is gone, and with it the transaction.
+        if plan.roll_back {
+            // If the rollback fails, the connection is lost and the server rolls back.
             let error = tx.rollback().await.err();
             return (Commit::RolledBack, error.map(|error| error.to_string()));
         }
@@ -113,23 +114,23 @@ impl<DB: Base> Writer<DB> {
         }
     }
 
-    async fn fill(&self, tx: &mut Tx<'static, DB>, deal: &Deal) -> Result<(), Error> {
-        let marked: Vec<&Spec> = if deal.fan_out {
-            let (steps, follow) = deal.events.split_at(deal.events.len() - 2);
+    async fn fill(&self, tx: &mut Tx<'static, DB>, plan: &TxPlan) -> Result<(), Error> {
+        let marked: Vec<&Spec> = if plan.fan_out {
+            let (steps, follow) = plan.events.split_at(plan.events.len() - 2);
             let group = follow[0].join.clone().unwrap_or_default();
             let fan_out = self.outbox.fan_out(steps.iter().map(Spec::event)).group(group);
             fan_out.then(follow[0].event()).if_failed(follow[1].event()).write(tx).await?;
             steps.iter().collect()
-        } else if deal.events[0].kind == Kind::Log {
-            tx.append(deal.events.iter().map(Spec::event)).await?;
-            deal.events.iter().collect()
+        } else if plan.events[0].kind == Kind::Log {
+            tx.append(plan.events.iter().map(Spec::event)).await?;
+            plan.events.iter().collect()
         } else {
-            tx.write_all(deal.events.iter().map(Spec::event)).await?;
-            deal.events.iter().collect()
+            tx.write_all(plan.events.iter().map(Spec::event)).await?;
+            plan.events.iter().collect()
         };
         let rows: Vec<String> = marked.iter().map(|spec| format!("('{}')", spec.id)).collect();
         let markers =
-            format!("INSERT INTO {}_marker (event_id) VALUES {}", self.told.table(), rows.join(", "));
+            format!("INSERT INTO {}_marker (event_id) VALUES {}", self.options.table(), rows.join(", "));
         DB::execute_sql(tx, &markers).await?;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A small disk, which can be filled.
+//! A small disk that can be filled.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -9,17 +9,17 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::guard::Guard;
 
-/// How large it is: enough for a database and what a run writes.
+/// Size: enough for a database and the data of one run.
 const SIZE: &str = "1200m";
 
-/// A tmpfs.
+/// A mounted tmpfs.
 #[derive(Debug)]
 pub struct Disk {
     ballast: PathBuf,
 }
 
 impl Disk {
-    /// Mounts one at a folder. Needs root.
+    /// Mounts a tmpfs at a folder. Needs root.
     pub fn mount(folder: &Path, guard: &Guard) -> Result<Self> {
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", &format!("size={SIZE}"), "tmpfs"]).arg(folder);
@@ -29,7 +29,7 @@ impl Disk {
         Ok(Self { ballast: folder.join("ballast") })
     }
 
-    /// Fills it to the last block.
+    /// Fills the disk to the last block.
     pub fn fill(&self) -> Result<()> {
         let mut ballast = File::options().create(true).append(true).open(&self.ballast)?;
         let block = [0; 64 * 1024];
@@ -37,12 +37,12 @@ impl Disk {
         Ok(())
     }
 
-    /// Makes room again.
+    /// Frees the space again.
     pub fn free(&self) -> Result<()> {
         fs::remove_file(&self.ballast).context("cannot remove the ballast")
     }
 
-    /// Whether this machine lets us.
+    /// Checks whether this machine allows mounting.
     pub fn is_possible() -> Result<()> {
         let guard = Guard::new()?;
         let folder = guard.folder().join("disk");

@@ -34,7 +34,7 @@ pub(super) fn serve(home: &Path, port: u16) -> Result<Command> {
         format!("--port={port}"),
     ]);
     mariadbd.args(["--bind-address=127.0.0.1", "--max-connections=300", "--innodb-log-file-size=16M"]);
-    // Processes end here, not machines: what is written is there.
+    // Only processes crash here, not the machine, so the page cache survives.
     mariadbd.args(["--innodb-flush-log-at-trx-commit=2", "--sync-binlog=0"]);
     if is_root() {
         mariadbd.arg("--user=root");

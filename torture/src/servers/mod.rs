@@ -1,4 +1,4 @@
-//! Databases of our own, which can be ended and started at will.
+//! Databases that the torture test starts, crashes and restarts.
 //!
 //! Only installed programs are used; `cargo xtask torture` installs them.
 
@@ -23,7 +23,7 @@ pub use pgbouncer::Pooler;
 
 /// A kind of database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum DatabaseKind {
     /// A file.
     Sqlite,
     /// A server.
@@ -32,11 +32,11 @@ pub enum Kind {
     Mariadb,
 }
 
-impl Kind {
-    /// All of them.
+impl DatabaseKind {
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Postgres, Self::Mariadb, Self::Sqlite];
 
-    /// As it is written.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sqlite => "sqlite",
@@ -46,13 +46,13 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for DatabaseKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-impl FromStr for Kind {
+impl FromStr for DatabaseKind {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -61,26 +61,26 @@ impl FromStr for Kind {
     }
 }
 
-/// A database that is tortured.
+/// A database under test.
 #[derive(Debug)]
 pub struct Server {
-    /// What it is.
-    pub kind: Kind,
-    /// The disk that it is on, if it can be filled.
+    /// Kind of database.
+    pub kind: DatabaseKind,
+    /// Its disk, if the disk can be filled.
     pub disk: Option<Disk>,
     home: PathBuf,
-    /// Where it is, if it is a server.
+    /// Port of the server; unused for SQLite.
     pub port: u16,
-    /// What goes before the names of tables.
+    /// Prefix of table names.
     pub prefix: String,
-    given: Option<String>,
+    external: Option<String>,
     process: Option<Process>,
     guard: Guard,
 }
 
 impl Server {
-    /// A new one, on a small disk of its own if it should be possible to fill it.
-    pub async fn start(kind: Kind, guard: &Guard, small_disk: bool) -> Result<Self> {
+    /// Starts a new database, on its own small disk if the disk is to be filled.
+    pub async fn start(kind: DatabaseKind, guard: &Guard, small_disk: bool) -> Result<Self> {
         let home = guard.folder().join(kind.name());
         std::fs::create_dir(&home)?;
         let disk = small_disk.then(|| Disk::mount(&home, guard)).transpose()?;
@@ -90,21 +90,22 @@ impl Server {
             home,
             port: free_port()?,
             prefix: "t_".to_owned(),
-            given: None,
+            external: None,
             process: None,
             guard: guard.clone(),
         };
         match kind {
-            Kind::Sqlite => {}
-            Kind::Postgres => postgres::prepare(&server.home)?,
-            Kind::Mariadb => mariadb::prepare(&server.home)?,
+            DatabaseKind::Sqlite => {}
+            DatabaseKind::Postgres => postgres::prepare(&server.home)?,
+            DatabaseKind::Mariadb => mariadb::prepare(&server.home)?,
         }
         server.up().await?;
         Ok(server)
     }
 
-    /// One that somebody else started, and that cannot be ended; with tables of our own.
-    pub fn given(kind: Kind, url: &str, guard: &Guard) -> Result<Self> {
+    /// Uses a server that is already running and cannot be restarted; its tables get a unique
+    /// prefix.
+    pub fn external(kind: DatabaseKind, url: &str, guard: &Guard) -> Result<Self> {
         let address = url.rsplit('@').next().unwrap_or(url);
         let port = address.split(['/', '?']).next().and_then(|host| host.rsplit(':').next());
         let port = port.and_then(|port| port.parse().ok()).context("the URL has no port")?;
@@ -114,44 +115,44 @@ impl Server {
             home: guard.folder().to_owned(),
             port,
             prefix: format!("t{}_{}_", std::process::id(), crate::clock::now() % 1_000_000),
-            given: Some(url.to_owned()),
+            external: Some(url.to_owned()),
             process: None,
             guard: guard.clone(),
         })
     }
 
-    /// Whether it can be ended.
-    pub fn is_ours(&self) -> bool {
-        self.given.is_none()
+    /// Whether the torture test started the server and may restart it.
+    pub fn is_managed(&self) -> bool {
+        self.external.is_none()
     }
 
-    /// Its address, by this port.
+    /// URL of the database, through this port.
     pub fn url(&self, port: u16) -> String {
-        match (&self.given, self.kind) {
+        match (&self.external, self.kind) {
             (Some(url), _) => url.replace(&format!(":{}", self.port), &format!(":{port}")),
-            (None, Kind::Sqlite) => format!("sqlite:{}", self.home.join("outbox.db").display()),
-            (None, Kind::Postgres) => format!("postgres://postgres@127.0.0.1:{port}/postgres"),
-            (None, Kind::Mariadb) => format!("mysql://root@127.0.0.1:{port}/test"),
+            (None, DatabaseKind::Sqlite) => format!("sqlite:{}", self.home.join("outbox.db").display()),
+            (None, DatabaseKind::Postgres) => format!("postgres://postgres@127.0.0.1:{port}/postgres"),
+            (None, DatabaseKind::Mariadb) => format!("mysql://root@127.0.0.1:{port}/test"),
         }
     }
 
-    /// Its address, without anything in between.
+    /// URL of the database, without a proxy.
     pub fn direct(&self) -> String {
         self.url(self.port)
     }
 
-    /// Ends it on the spot, as a power failure would.
+    /// Crashes the server, as a power failure would.
     pub async fn down(&mut self) {
         if let Some(mut process) = self.process.take() {
-            // PostgreSQL's "immediate" is a crash that gives its shared memory back.
-            let signal = if self.kind == Kind::Postgres { Signal::QUIT } else { Signal::KILL };
+            // PostgreSQL's immediate shutdown is a crash that releases its shared memory.
+            let signal = if self.kind == DatabaseKind::Postgres { Signal::QUIT } else { Signal::KILL };
             process.end(signal, Duration::from_secs(20)).await;
         }
     }
 
-    /// Starts it, if it does not run.
+    /// Starts the server if it is not running.
     pub async fn up(&mut self) -> Result<()> {
-        if self.kind == Kind::Sqlite || !self.is_ours() || self.runs() {
+        if self.kind == DatabaseKind::Sqlite || !self.is_managed() || self.runs() {
             return Ok(());
         }
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -169,29 +170,30 @@ impl Server {
         Ok(())
     }
 
-    /// Whether its process is there.
+    /// Whether the server's process is running.
     pub fn runs(&mut self) -> bool {
         self.process.as_mut().is_some_and(|process| process.ended().is_none())
     }
 
     fn command(&self) -> Result<Command> {
         match self.kind {
-            Kind::Sqlite => bail!("SQLite is no server"),
-            Kind::Postgres => postgres::serve(&self.home, self.port),
-            Kind::Mariadb => mariadb::serve(&self.home, self.port),
+            DatabaseKind::Sqlite => bail!("SQLite has no server"),
+            DatabaseKind::Postgres => postgres::serve(&self.home, self.port),
+            DatabaseKind::Mariadb => mariadb::serve(&self.home, self.port),
         }
     }
 
     fn answers(&self) -> bool {
         match self.kind {
-            Kind::Sqlite => true,
-            Kind::Postgres => postgres::answers(&self.home),
-            Kind::Mariadb => mariadb::answers(&self.home),
+            DatabaseKind::Sqlite => true,
+            DatabaseKind::Postgres => postgres::answers(&self.home),
+            DatabaseKind::Mariadb => mariadb::answers(&self.home),
         }
     }
 }
 
-/// A port below those that the system gives to outgoing connections: one of these could take it while the server restarts.
+/// Finds a free port below the ephemeral range: an outgoing connection could take an ephemeral port
+/// while the server restarts.
 fn free_port() -> Result<u16> {
     for _ in 0..1_000 {
         let port = rand::random_range(15_000..20_000);
@@ -202,11 +204,11 @@ fn free_port() -> Result<u16> {
     bail!("no free port on 127.0.0.1 from 15000 to 20000")
 }
 
-/// The number of an account or of its group.
+/// User or group id of an account.
 fn account(option: &str, name: &str) -> Result<u32> {
     let output = Command::new("id").args([option, name]).output().context("cannot run `id`")?;
     let number = String::from_utf8_lossy(&output.stdout);
-    number.trim().parse().with_context(|| format!("there is no account {name}"))
+    number.trim().parse().with_context(|| format!("account {name} not found"))
 }
 
 fn is_root() -> bool {

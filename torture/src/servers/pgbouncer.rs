@@ -11,13 +11,13 @@ use tokio::net::TcpStream;
 use super::{account, free_port, is_root};
 use crate::guard::{Guard, Process};
 
-/// Where Debian puts it, beside the PATH.
+/// Paths at which distributions install PgBouncer, possibly outside the PATH.
 const PROGRAMS: [&str; 2] = ["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer"];
 
 /// A pooler that can be killed and started again.
 #[derive(Debug)]
 pub struct Pooler {
-    /// Where it is.
+    /// Port of the pooler.
     pub port: u16,
     home: PathBuf,
     guard: Guard,
@@ -25,12 +25,12 @@ pub struct Pooler {
 }
 
 impl Pooler {
-    /// Whether it is installed.
-    pub fn is_here() -> bool {
+    /// Whether PgBouncer is installed.
+    pub fn is_installed() -> bool {
         program().is_some()
     }
 
-    /// One in front of the PostgreSQL on this port.
+    /// Starts a pooler in front of the PostgreSQL server on this port.
     pub async fn start(guard: &Guard, server: u16) -> Result<Self> {
         let home = guard.folder().join("pgbouncer");
         std::fs::create_dir(&home)?;
@@ -53,14 +53,14 @@ impl Pooler {
         Ok(pooler)
     }
 
-    /// Ends it on the spot.
+    /// Kills the pooler.
     pub async fn down(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.end(Signal::KILL, Duration::from_secs(5)).await;
         }
     }
 
-    /// Starts it, and waits until it takes connections.
+    /// Starts the pooler and waits until it accepts connections.
     pub async fn up(&mut self) -> Result<()> {
         let Some(program) = program() else {
             bail!("PgBouncer is not installed: `cargo xtask torture` installs it")
@@ -68,7 +68,7 @@ impl Pooler {
         let mut command = Command::new(program);
         command.current_dir(&self.home);
         if is_root() {
-            // It refuses to run as root.
+            // PgBouncer refuses to run as root.
             command.args(["-u", "postgres"]);
         }
         command.arg(self.home.join("pgbouncer.ini"));

@@ -12,7 +12,7 @@ use super::{account, is_root, run};
 pub(super) fn prepare(home: &Path) -> Result<()> {
     let mut initdb = command(home, "initdb")?;
     initdb.args(["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]);
-    // Small files of WAL, for a small disk.
+    // Small WAL segments, for a small disk.
     initdb.args(["--wal-segsize=4", "--pgdata"]).arg(home.join("data"));
     run(initdb)
 }
@@ -27,9 +27,9 @@ pub(super) fn serve(home: &Path, port: u16) -> Result<Command> {
         "max_connections=300".to_owned(),
         "max_wal_size=64MB".to_owned(),
         "min_wal_size=8MB".to_owned(),
-        // Processes end here, not machines: what is written is there.
+        // Only processes crash here, not the machine, so the page cache survives.
         "fsync=off".to_owned(),
-        // Backends of clients that are gone would hold their locks until they try to answer.
+        // Otherwise backends of disconnected clients hold their locks until they try to respond.
         "client_connection_check_interval=1s".to_owned(),
     ] {
         postgres.arg("-c").arg(setting);
@@ -37,20 +37,21 @@ pub(super) fn serve(home: &Path, port: u16) -> Result<Command> {
     Ok(postgres)
 }
 
-/// The last line of its pid file tells, as it tells `pg_ctl --wait`.
+/// Whether the server accepts connections: the last line of its pid file says so, as `pg_ctl
+/// --wait` checks.
 pub(super) fn answers(home: &Path) -> bool {
     let pid_file = std::fs::read_to_string(home.join("data/postmaster.pid")).unwrap_or_default();
     pid_file.lines().nth(7).is_some_and(|line| line.trim() == "ready")
 }
 
-/// PostgreSQL refuses to run as root.
+/// A command that runs as `postgres` when this process is root: PostgreSQL refuses to run as root.
 fn command(home: &Path, program: &str) -> Result<Command> {
     let mut command = Command::new(programs()?.join(program));
     command.current_dir(home).env("LC_ALL", "C");
     if is_root() {
         let (user, group) = (account("-u", "postgres")?, account("-g", "postgres")?);
         chown(home, Some(user), Some(group))?;
-        // The way to it is the guard's folder, which is ours alone.
+        // The server must reach its folder through the guard's folder, which only root can access.
         if let Some(parent) = home.parent() {
             use std::os::unix::fs::PermissionsExt as _;
             std::fs::set_permissions(parent, std::fs::Permissions::from_mode(0o711))?;
@@ -60,7 +61,7 @@ fn command(home: &Path, program: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// The newest version's folder. Debian keeps the server's programs off the PATH; others do not.
+/// Folder of the newest version's programs. Debian does not put the server's programs on the PATH.
 fn programs() -> Result<PathBuf> {
     let of_debian = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let versions = of_debian.map(|version| version.path().join("bin"));

@@ -1,4 +1,4 @@
-//! How the process of a slot is run.
+//! Builds the command line of a slot's process.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use anyhow::Result;
 
 use super::World;
-use super::slot::{Part, Slot};
+use super::slot::{ProcessKind, Slot};
 use crate::faults::Fault;
 use crate::receiver::Receiver;
 use crate::roles::reader::SUBJECT;
@@ -15,7 +15,7 @@ use crate::roles::reader::SUBJECT;
 impl World {
     pub(super) fn command(&self, slot: &Slot) -> Result<Command> {
         let url = self.url_of(slot);
-        let mut command = if slot.part == Part::Command {
+        let mut command = if slot.kind == ProcessKind::Command {
             let config = self.guard.folder().join(format!("{}.toml", slot.name));
             std::fs::write(&config, self.config(slot, &url))?;
             let mut command = Command::new(&self.settings.outbox);
@@ -24,17 +24,17 @@ impl World {
         } else {
             self.role(slot, &url)
         };
-        if let (Some(library), true) = (&self.settings.faketime, slot.part.relays()) {
+        if let (Some(library), true) = (&self.settings.faketime, slot.kind.relays()) {
             let file = self.clock_file(slot);
             std::fs::write(&file, "+0")?;
             command.env("LD_PRELOAD", library).env("FAKETIME_TIMESTAMP_FILE", file);
-            // Timers go on as they do when somebody sets the clock of a machine.
+            // Monotonic timers are not shifted, as when an administrator sets a machine's clock.
             command.env("FAKETIME_NO_CACHE", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         }
         Ok(command)
     }
 
-    /// What the clock of a slot's process is off by.
+    /// File that holds the clock offset of a slot's process.
     pub(super) fn clock_file(&self, slot: &Slot) -> PathBuf {
         self.guard.folder().join(format!("{}.clock", slot.name))
     }
@@ -48,16 +48,16 @@ impl World {
     }
 
     fn role(&self, slot: &Slot, url: &str) -> Command {
-        let role = match slot.part {
-            Part::HotWriter => "hot-writer",
-            Part::Writer => "writer",
-            Part::Reader => "reader",
-            Part::Relay | Part::Command => "relay",
+        let role = match slot.kind {
+            ProcessKind::HotWriter => "hot-writer",
+            ProcessKind::Writer => "writer",
+            ProcessKind::Reader => "reader",
+            ProcessKind::Relay | ProcessKind::Command => "relay",
         };
         let settings = &self.settings;
-        let mut command = Command::new(&settings.player);
-        let seed = settings.seed.wrapping_mul(1_000).wrapping_add(u64::from(slot.births)) ^ hash(&slot.name);
-        command.args(["play", role, "--process", &slot.next_name(), "--arena", slot.arena.name()]);
+        let mut command = Command::new(&settings.program);
+        let seed = settings.seed.wrapping_mul(1_000).wrapping_add(u64::from(slot.starts)) ^ hash(&slot.name);
+        command.args(["process", role, "--process", &slot.next_name(), "--arena", slot.arena.name()]);
         command.args(["--database", url, "--prefix", &self.prefix, "--seed", &seed.to_string()]);
         command.args(["--generation", &self.generation.load(Ordering::SeqCst).to_string()]);
         command.args(["--rate", &settings.rate.to_string(), "--broker", &self.broker_url]);
@@ -114,7 +114,7 @@ to = "broker"
     }
 }
 
-/// The publisher and the route of events that go to a webhook.
+/// Publisher and route of events that go to a webhook.
 fn hook(receiver: &Receiver) -> String {
     format!(
         r#"
@@ -130,7 +130,7 @@ to = "hook"
     )
 }
 
-/// The same in every run, unlike the standard one.
+/// FNV-1a: the same in every run, unlike the standard library's hash.
 fn hash(text: &str) -> u64 {
     text.bytes().fold(14_695_981_039_346_656_037, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(1_099_511_628_211)

@@ -1,9 +1,9 @@
-//! The world: databases, a broker, processes, and what is done to them.
+//! The test environment: databases, a broker, processes, and the nemesis that injects faults.
 
 mod command;
 mod drain;
+mod nemesis;
 mod slot;
-mod strike;
 mod tail;
 
 use std::collections::BTreeMap;
@@ -20,64 +20,64 @@ use crate::checker::{self, Verdict};
 use crate::clock::{now, since};
 use crate::faults::Fault;
 use crate::guard::Guard;
-use crate::history::{self, Scribe, What};
+use crate::history::{self, Op, Writer};
 use crate::plan::{Step, plan};
 use crate::receiver::{self, Receiver};
 use crate::roles::reader;
-use crate::servers::{Kind, Pooler, Server};
+use crate::servers::{DatabaseKind, Pooler, Server};
 use crate::state::{self, State};
 use crate::{by_url, report};
-use slot::{Part, Slot};
+use slot::{ProcessKind, Slot};
 use tail::Tail;
 
-/// What to do.
+/// Settings of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Which database.
-    pub database: Kind,
-    /// One that somebody else has started.
-    pub given: Option<String>,
-    /// Which arenas.
+    /// Kind of database.
+    pub database: DatabaseKind,
+    /// URL of a server that is already running, if the run should use one.
+    pub external: Option<String>,
+    /// Arenas to run.
     pub arenas: Vec<Arena>,
-    /// Which faults.
+    /// Faults to inject.
     pub faults: Vec<Fault>,
-    /// What the plan follows from.
+    /// Seed of the plan.
     pub seed: u64,
-    /// How long faults go on.
+    /// How long faults are injected.
     pub length: Duration,
-    /// Transactions a second, of each writer.
+    /// Transactions per second of each writer.
     pub rate: u32,
-    /// How long leases last.
+    /// Duration of leases.
     pub lease: Duration,
     /// Whether some handlers take longer than a lease.
     pub slow: bool,
-    /// Where histories go. Removed if all is well, unless they are to be kept.
+    /// Folder for histories. Removed after a run without violations, unless `keep` is set.
     pub folder: PathBuf,
-    /// Whether to keep them in any case.
+    /// Whether to keep the histories in any case.
     pub keep: bool,
-    /// The program that plays the roles.
-    pub player: PathBuf,
+    /// The torture program, which each process runs.
+    pub program: PathBuf,
     /// The command `outbox`.
     pub outbox: PathBuf,
-    /// The library that shifts clocks, if it is there.
+    /// Path of libfaketime, if installed.
     pub faketime: Option<PathBuf>,
-    /// Whether to say how it goes.
+    /// Whether to print progress.
     pub verbose: bool,
 }
 
-/// What came out.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What the checker says of each arena.
+    /// Verdict of the checker for each arena.
     pub verdicts: BTreeMap<Arena, Verdict>,
-    /// How often each fault was done.
+    /// Number of injections of each fault.
     pub faults: BTreeMap<Fault, usize>,
-    /// What the database says of its own files: nothing, if they are whole. What the checker found may follow from it.
+    /// Damage to the database's own files; empty if they are intact. Damage may explain violations.
     pub damage: Vec<String>,
 }
 
 impl Outcome {
-    /// Whether nothing happened that must not.
+    /// Whether there are neither violations nor damage.
     pub fn is_clean(&self) -> bool {
         self.damage.is_empty() && self.verdicts.values().all(|verdict| verdict.violations.is_empty())
     }
@@ -86,32 +86,32 @@ impl Outcome {
 pub(crate) struct World {
     settings: Settings,
     began: u64,
-    scribe: Scribe,
+    history: Writer,
     server: Mutex<Server>,
     direct: String,
     prefix: String,
     broker: Mutex<Option<outbox_testbed::Server>>,
     broker_url: String,
-    /// In between, if there is one.
+    /// The pooler between processes and database, if there is one.
     pooler: Mutex<Option<Pooler>>,
-    /// Where webhooks go, if there are any.
+    /// The webhook receiver, if there is one.
     receiver: Option<Receiver>,
-    /// How many hostile rows there were.
+    /// Number of hostile rows so far.
     foreign: AtomicU64,
     slots: Vec<Arc<Mutex<Slot>>>,
-    /// What each of them is for: known while somebody else has the slot.
-    parts: Vec<Part>,
-    /// The newest type of events that anybody knows.
+    /// Kinds of the slots, readable while a slot is locked.
+    kinds: Vec<ProcessKind>,
+    /// The newest generation of event types.
     generation: AtomicU32,
-    /// One rolling restart at a time.
+    /// Allows one rolling restart at a time.
     upgrading: Mutex<()>,
-    /// Nobody is started any more.
-    over: AtomicBool,
-    struck: std::sync::Mutex<BTreeMap<Fault, usize>>,
+    /// Set at the end: no process is started any more.
+    stopping: AtomicBool,
+    injected: std::sync::Mutex<BTreeMap<Fault, usize>>,
     guard: Guard,
 }
 
-/// Runs it from beginning to end.
+/// Runs the torture test from start to end.
 pub async fn run(settings: Settings) -> Result<Outcome> {
     if settings.folder.exists() {
         std::fs::remove_dir_all(&settings.folder)?;
@@ -119,21 +119,21 @@ pub async fn run(settings: Settings) -> Result<Outcome> {
     std::fs::create_dir_all(&settings.folder)?;
     let steps = plan(settings.seed, settings.length, &settings.faults);
     let world = Arc::new(World::make(settings).await?);
-    world.say(&format!("{} processes run; {} faults follow", world.slots.len(), steps.len()));
-    let watching = tokio::spawn(world.clone().watch());
-    world.follow(steps).await;
-    world.say("no more faults: everything has time to settle");
+    world.log(&format!("{} processes started; {} faults planned", world.slots.len(), steps.len()));
+    let supervisor = tokio::spawn(world.clone().supervise());
+    world.run_plan(steps).await;
+    world.log("no more faults; waiting for the remaining work");
     let drained = world.drain().await;
-    watching.abort();
+    supervisor.abort();
     world.stop().await;
     let damage = world.damage().await;
     let mut states = BTreeMap::new();
     for arena in &world.settings.arenas {
         let state: State = match read_state(&world.direct, *arena, &world.prefix).await {
             Ok(state) => state,
-            // There is nothing to check then.
+            // The damage makes a check pointless.
             Err(error) if !damage.is_empty() => {
-                world.say(&format!("the tables of {arena} cannot be read: {error:#}"));
+                world.log(&format!("cannot read the tables of {arena}: {error:#}"));
                 continue;
             }
             Err(error) => return Err(error),
@@ -143,9 +143,9 @@ pub async fn run(settings: Settings) -> Result<Outcome> {
         states.insert(*arena, state);
     }
     if let Err(error) = drained {
-        world.say(&format!("not settled: {error:#}"));
+        world.log(&format!("work is left: {error:#}"));
     }
-    let faults = world.struck.lock().expect("nobody panics with it").clone();
+    let faults = world.injected.lock().expect("no thread panics while it holds the lock").clone();
     let verdicts = check(&world.settings.folder, &states)?;
     let outcome = Outcome { verdicts, faults, damage };
     if world.settings.verbose {
@@ -153,7 +153,7 @@ pub async fn run(settings: Settings) -> Result<Outcome> {
     }
     if outcome.is_clean() && !world.settings.keep {
         std::fs::remove_dir_all(&world.settings.folder)?;
-        // The seed's own folder, unless another database's histories are in it.
+        // Fails, as intended, if another database's histories are in the seed's folder.
         let _ = world.settings.folder.parent().map(std::fs::remove_dir);
     }
     Ok(outcome)
@@ -182,11 +182,11 @@ async fn read_state(url: &str, arena: Arena, prefix: &str) -> Result<State> {
 }
 
 impl World {
-    /// Starts everything.
+    /// Starts the servers and all processes.
     async fn make(settings: Settings) -> Result<Self> {
         let guard = Guard::new()?;
-        let server = match &settings.given {
-            Some(url) => Server::given(settings.database, url, &guard)?,
+        let server = match &settings.external {
+            Some(url) => Server::external(settings.database, url, &guard)?,
             None => Server::start(settings.database, &guard, settings.faults.contains(&Fault::Full)).await?,
         };
         let (direct, prefix) = (server.direct(), server.prefix.clone());
@@ -202,7 +202,7 @@ impl World {
             reader::make_stream(&broker_url).await?;
             broker = Some(nats);
         }
-        let behind_pooler = settings.faults.contains(&Fault::Pooler) && server.kind == Kind::Postgres;
+        let behind_pooler = settings.faults.contains(&Fault::Pooler) && server.kind == DatabaseKind::Postgres;
         let pooler = match behind_pooler {
             true => Some(Pooler::start(&guard, server.port).await?),
             false => None,
@@ -210,21 +210,21 @@ impl World {
         let port = pooler.as_ref().map_or(server.port, |pooler| pooler.port);
         let hooks = settings.faults.contains(&Fault::Receiver) && settings.arenas.contains(&Arena::Broker);
         let receiver = match hooks {
-            true => Some(Receiver::start(Scribe::new(&settings.folder, receiver::PROCESS)?).await?),
+            true => Some(Receiver::start(Writer::new(&settings.folder, receiver::PROCESS)?).await?),
             false => None,
         };
-        let (mut slots, mut parts) = (Vec::new(), Vec::new());
+        let (mut slots, mut kinds) = (Vec::new(), Vec::new());
         for arena in &settings.arenas {
-            for (part, count) in Part::of(*arena) {
+            for (kind, count) in ProcessKind::of(*arena) {
                 for n in 1..=*count {
-                    parts.push(*part);
-                    slots.push(Arc::new(Mutex::new(Slot::new(*arena, *part, n, &server, port))));
+                    kinds.push(*kind);
+                    slots.push(Arc::new(Mutex::new(Slot::new(*arena, *kind, n, &server, port))));
                 }
             }
         }
         let world = Self {
             began: now(),
-            scribe: Scribe::new(&settings.folder, "world")?,
+            history: Writer::new(&settings.folder, "world")?,
             direct,
             prefix,
             server: Mutex::new(server),
@@ -234,24 +234,24 @@ impl World {
             receiver,
             foreign: AtomicU64::new(0),
             slots,
-            parts,
+            kinds,
             generation: AtomicU32::new(1),
             upgrading: Mutex::new(()),
-            over: AtomicBool::new(false),
-            struck: std::sync::Mutex::default(),
+            stopping: AtomicBool::new(false),
+            injected: std::sync::Mutex::default(),
             guard,
             settings,
         };
         let lease = u64::try_from(world.settings.lease.as_millis())?;
-        let one_writer = world.settings.database == Kind::Sqlite;
-        world.scribe.note(What::Setup { lease, one_writer });
+        let one_writer = world.settings.database == DatabaseKind::Sqlite;
+        world.history.record(Op::Setup { lease, one_writer });
         for slot in &world.slots {
             world.start(&mut *slot.lock().await)?;
         }
         Ok(world)
     }
 
-    /// What the database says of its own files. One that cannot be asked says nothing of them.
+    /// Collects damage to the database's own files. A database that does not answer reports none.
     async fn damage(&self) -> Vec<String> {
         use crate::integrity::damage;
         let (url, prefix) = (&self.direct, &self.prefix);
@@ -260,7 +260,7 @@ impl World {
             match by_url!(url, damage::<DB>(url, *arena, prefix)) {
                 Ok(damage) => all.extend(damage),
                 Err(error) => {
-                    self.say(&format!("{arena}: it is not known whether its tables are whole: {error:#}"));
+                    self.log(&format!("cannot check the tables of {arena} for damage: {error:#}"));
                 }
             }
         }
@@ -269,85 +269,86 @@ impl World {
         all
     }
 
-    fn say(&self, what: &str) {
+    fn log(&self, message: &str) {
         if self.settings.verbose {
-            println!("[{:7.1} s] {what}", since(self.began, now()));
+            println!("[{:7.1} s] {message}", since(self.began, now()));
         }
     }
 
-    /// Does what the plan says, until its end.
-    async fn follow(self: &Arc<Self>, steps: Vec<Step>) {
+    /// Injects the faults of the plan and waits for the end of the run.
+    async fn run_plan(self: &Arc<Self>, steps: Vec<Step>) {
         let begin = Instant::now();
-        let mut strikes = tokio::task::JoinSet::new();
+        let mut injections = tokio::task::JoinSet::new();
         for step in steps {
             tokio::time::sleep_until((begin + step.at).into()).await;
-            strikes.spawn(self.clone().strike(step));
+            injections.spawn(self.clone().inject(step));
         }
         tokio::time::sleep_until((begin + self.settings.length).into()).await;
-        while let Some(struck) = strikes.join_next().await {
-            if let Err(error) = struck {
-                self.say(&format!("a fault could not be done: {error}"));
+        while let Some(injected) = injections.join_next().await {
+            if let Err(error) = injected {
+                self.log(&format!("cannot inject a fault: {error}"));
             }
         }
     }
 
-    /// Starts again who ended by itself, says how it goes, and looks where the publishers of the log stand.
-    async fn watch(self: Arc<Self>) {
+    /// Restarts processes that ended by themselves, prints progress, and records the saved
+    /// positions of the log.
+    async fn supervise(self: Arc<Self>) {
         let mut tail = Tail::default();
         for tick in 1_u64.. {
             tokio::time::sleep(Duration::from_millis(50)).await;
             for slot in &self.slots {
-                // Somebody who does something to it looks after it.
+                // A locked slot is being handled by a fault.
                 if let Ok(mut slot) = slot.try_lock() {
-                    self.look_after(&mut slot);
+                    self.restart_if_exited(&mut slot);
                 }
             }
             if tick.is_multiple_of(20) && self.settings.arenas.contains(&Arena::Multi) {
-                self.note_positions().await;
+                self.record_positions().await;
             }
             if tick.is_multiple_of(100) && self.settings.verbose {
                 match tail.read(&self.settings.folder) {
-                    Ok(()) => self.say(&tail.to_string()),
-                    Err(error) => self.say(&format!("cannot read the histories: {error:#}")),
+                    Ok(()) => self.log(&tail.to_string()),
+                    Err(error) => self.log(&format!("cannot read the histories: {error:#}")),
                 }
             }
         }
     }
 
-    /// Positions may not go back. Not always can they be asked for.
-    async fn note_positions(&self) {
+    /// Records the saved positions, which must never decrease. The query may fail during a fault.
+    async fn record_positions(&self) {
         use state::positions;
         let (url, prefix) = (&self.direct, &self.prefix);
         let asked = async { by_url!(url, positions::<DB>(url, Arena::Multi, prefix)) };
         if let Ok(Ok(positions)) = tokio::time::timeout(Duration::from_secs(1), asked).await {
             for (publisher, position) in positions {
-                self.scribe.note(What::Position { publisher, position });
+                self.history.record(Op::Position { publisher, position });
             }
         }
     }
 
-    /// Whether it is one of our own handlers that ended the process. That may happen while it is told to end, too.
+    /// Whether the workload aborted the process, which may also happen during a stop.
     fn may_abort(&self, how: &str) -> bool {
         how.ends_with("signal 6") && self.settings.faults.contains(&Fault::Abort)
     }
 
-    fn look_after(&self, slot: &mut Slot) {
+    fn restart_if_exited(&self, slot: &mut Slot) {
         let Some(status) = slot.ended() else { return };
         let aborted = self.may_abort(&status);
-        self.gone(slot, &status, aborted);
+        self.record_exit(slot, &status, aborted);
         if !aborted {
-            self.say(&format!("{} ended by itself: {status}", slot.process_name()));
+            self.log(&format!("{} ended unexpectedly: {status}", slot.process_name()));
         }
-        if !self.over.load(Ordering::SeqCst)
+        if !self.stopping.load(Ordering::SeqCst)
             && let Err(error) = self.start(slot)
         {
-            self.say(&format!("{} does not start: {error:#}", slot.process_name()));
+            self.log(&format!("cannot start {}: {error:#}", slot.process_name()));
         }
     }
 
-    fn gone(&self, slot: &mut Slot, how: &str, expected: bool) {
+    fn record_exit(&self, slot: &mut Slot, how: &str, expected: bool) {
         let process = slot.process_name();
-        self.scribe.note(What::Gone { process, how: how.to_owned(), expected });
+        self.history.record(Op::Gone { process, how: how.to_owned(), expected });
         slot.forget();
     }
 
@@ -357,8 +358,8 @@ impl World {
         let log = self.settings.folder.join(format!("{}.log", slot.next_name()));
         let process = self.guard.spawn(command, &log)?;
         let pid = process.id();
-        slot.born(process);
-        self.scribe.note(What::Born { process: slot.process_name(), pid });
+        slot.started(process);
+        self.history.record(Op::Born { process: slot.process_name(), pid });
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! The place of a process: who has it is killed and replaced, the place stays.
+//! A slot: its process is killed and replaced, the slot stays.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use rustix::process::Signal;
 
 use crate::arena::Arena;
 use crate::guard::{Process, in_words};
-use crate::servers::{Kind, Server};
+use crate::servers::{DatabaseKind, Server};
 
-/// What the process of a slot does.
+/// Kind of process in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    /// Writes, and runs a relay as well: the hot path.
+pub(super) enum ProcessKind {
+    /// Writes, and runs a relay: the hot path.
     HotWriter,
-    /// Only writes.
+    /// Writes only.
     Writer,
-    /// A relay of the library.
+    /// A library relay.
     Relay,
     /// The command `outbox relay`.
     Command,
@@ -24,8 +24,8 @@ pub(super) enum Part {
     Reader,
 }
 
-impl Part {
-    /// Who there is in an arena, and how many.
+impl ProcessKind {
+    /// Kinds and numbers of processes in an arena.
     pub(super) fn of(arena: Arena) -> &'static [(Self, u32)] {
         match arena {
             Arena::Multi => &[(Self::Relay, 2), (Self::HotWriter, 1), (Self::Writer, 1)],
@@ -44,12 +44,12 @@ impl Part {
         }
     }
 
-    /// Whether it holds events.
+    /// Whether the process claims events.
     pub(super) fn relays(self) -> bool {
         matches!(self, Self::HotWriter | Self::Relay | Self::Command)
     }
 
-    /// Whether it writes them.
+    /// Whether the process writes events.
     pub(super) fn writes(self) -> bool {
         matches!(self, Self::HotWriter | Self::Writer)
     }
@@ -57,33 +57,33 @@ impl Part {
 
 pub(super) struct Slot {
     pub(super) arena: Arena,
-    pub(super) part: Part,
-    /// As the first part of its processes' names.
+    pub(super) kind: ProcessKind,
+    /// First part of the names of the slot's processes.
     pub(super) name: String,
-    /// Its own way to the database.
+    /// The proxy between the process and the database.
     pub(super) proxy: Option<Proxy>,
-    pub(super) births: u32,
+    pub(super) starts: u32,
     process: Option<Process>,
 }
 
 impl Slot {
-    /// On the way to this port, if the database is a server.
-    pub(super) fn new(arena: Arena, part: Part, number: u32, server: &Server, port: u16) -> Self {
-        let proxy = (server.kind != Kind::Sqlite).then(|| Proxy::to(port));
-        let name = format!("{arena}-{}-{number}", part.name());
-        Self { arena, part, name, proxy, births: 0, process: None }
+    /// Creates a slot, with a proxy to this port if the database is a server.
+    pub(super) fn new(arena: Arena, kind: ProcessKind, number: u32, server: &Server, port: u16) -> Self {
+        let proxy = (server.kind != DatabaseKind::Sqlite).then(|| Proxy::to(port));
+        let name = format!("{arena}-{}-{number}", kind.name());
+        Self { arena, kind, name, proxy, starts: 0, process: None }
     }
 
     pub(super) fn process_name(&self) -> String {
-        format!("{}.{}", self.name, self.births)
+        format!("{}.{}", self.name, self.starts)
     }
 
     pub(super) fn next_name(&self) -> String {
-        format!("{}.{}", self.name, self.births + 1)
+        format!("{}.{}", self.name, self.starts + 1)
     }
 
-    pub(super) fn born(&mut self, process: Process) {
-        self.births += 1;
+    pub(super) fn started(&mut self, process: Process) {
+        self.starts += 1;
         self.process = Some(process);
     }
 
@@ -97,12 +97,12 @@ impl Slot {
         }
     }
 
-    /// How its process ended, if it did.
+    /// Exit status of the process, if it has ended.
     pub(super) fn ended(&mut self) -> Option<String> {
         self.process.as_mut()?.ended().map(in_words)
     }
 
-    /// Ends its process. Says how that went, unless there is none.
+    /// Ends the process and returns its exit status; `None` if there is no process.
     pub(super) async fn end(&mut self, signal: Signal) -> Option<String> {
         self.process.as_mut()?.end(signal, Duration::from_secs(30)).await.map(in_words)
     }

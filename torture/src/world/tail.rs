@@ -1,4 +1,4 @@
-//! Counts along while histories grow.
+//! Counts operations while the histories grow.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use anyhow::Result;
 
 use crate::history::files;
 
-/// What was read so far.
+/// Counts so far, and how much of each file is read.
 #[derive(Debug, Default)]
 pub(super) struct Tail {
     read: HashMap<PathBuf, u64>,
@@ -21,7 +21,7 @@ pub(super) struct Tail {
 }
 
 impl Tail {
-    /// Reads what has come since.
+    /// Reads the lines that were appended since the last call.
     pub(super) fn read(&mut self, folder: &Path) -> Result<()> {
         for path in files(folder)? {
             let from = self.read.entry(path.clone()).or_default();
@@ -29,7 +29,7 @@ impl Tail {
             file.seek(SeekFrom::Start(*from))?;
             let mut text = String::new();
             file.read_to_string(&mut text)?;
-            // The last line may not be whole yet.
+            // The last line may be incomplete.
             let whole = text.rfind('\n').map_or(0, |end| end + 1);
             *from += whole as u64;
             for line in text[..whole].lines() {

@@ -1,4 +1,4 @@
-//! Debian's packages.
+//! Installs Debian packages.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use super::home::{Home, is_root};
 use crate::program;
 
-/// Installs what is missing, or tells how to.
+/// Installs missing packages, or fails with the command that installs them.
 pub(crate) fn install(packages: &[&str], may_install: bool) -> Result<()> {
     if packages.is_empty() {
         return Ok(());
@@ -28,7 +28,8 @@ pub(crate) fn install(packages: &[&str], may_install: bool) -> Result<()> {
     }
     let began = Instant::now();
     eprintln!("installing Debian packages: {list}");
-    // One unreachable repository among many fails it, and what we need may be in the others.
+    // The update fails if one of many repositories is unreachable; the packages may be in the
+    // others.
     if let Err(error) = run(apt_get().arg("update")) {
         eprintln!("warning: {error:#}");
     }
@@ -37,20 +38,21 @@ pub(crate) fn install(packages: &[&str], may_install: bool) -> Result<()> {
     Ok(())
 }
 
-/// Downloads a package of Debian unstable with all that it depends on and unpacks them into a folder. This has
-/// a package database of its own: the system's is not touched, and no root is needed.
+/// Downloads a package of Debian unstable with its dependencies and unpacks them into a folder. The
+/// folder has its own package database: the system's database is not touched, and root is not
+/// needed.
 pub(crate) fn unpack_from_unstable(package: &str, folder: &Path) -> Result<()> {
     let mirror = mirror()?;
     fs::create_dir_all(folder.parent().context("no folder to unpack into")?)?;
     let mut home = Home::create(&format!("{}-download", folder.display()))?;
     prepare_download(&mirror, &home)?;
-    // Once more: unstable changes all day, and its list may name packages that a mirror has no
+    // Try twice: unstable changes all day, and its list may name packages that a mirror has no
     // longer, or not yet.
     download(package, &mut home)
         .or_else(|_| download(package, &mut home))
         .and_then(|()| unpack(&mut home))
         .map_err(|error| anyhow!("cannot get {package} from {mirror}: {error:#}\n{}", home.log_tail()))?;
-    // Last, so that a folder of this name is always whole.
+    // The rename comes last, so that a folder of this name is always complete.
     fs::rename(home.path("unpacked"), folder).with_context(|| format!("cannot make {}", folder.display()))
 }
 
@@ -65,7 +67,7 @@ fn prepare_download(mirror: &str, home: &Home) -> Result<()> {
 
 fn download(package: &str, home: &mut Home) -> Result<()> {
     let mut update = private_apt_get(home);
-    // Without this a list that cannot be fetched is a warning.
+    // Otherwise a list that cannot be fetched is only a warning.
     update.args(["-o", "APT::Update::Error-Mode=any", "update"]);
     home.run(update)?;
     let mut download = private_apt_get(home);
@@ -102,7 +104,7 @@ fn private_apt_get(home: &Home) -> Command {
         format!("Dir::Cache={}", at("cache")),
         format!("Dir::Etc::sourcelist={}", at("sources.list")),
         "Dir::Etc::sourceparts=-".to_owned(),
-        // Its user `_apt` may not write below our target folder.
+        // The user `_apt` may not write below the target folder.
         "APT::Sandbox::User=root".to_owned(),
     ] {
         command.args(["-o", &setting]);
@@ -110,14 +112,14 @@ fn private_apt_get(home: &Home) -> Command {
     command
 }
 
-/// Where this system gets its Debian packages from, asked in a way that needs neither root nor an earlier update.
+/// The Debian mirror of this system, determined without root and without an earlier update.
 fn mirror() -> Result<String> {
     let output = apt_get().args(["update", "--print-uris"]).output().context("cannot run apt-get")?;
     let uris = String::from_utf8(output.stdout)?;
     mirror_among(&uris).context("apt's sources name no Debian mirror")
 }
 
-/// From lines like `'http://mirror/debian/dists/bookworm/InRelease' mirror_debian_dists_bookworm_InRelease 0`.
+/// Parses lines such as `'http://mirror/debian/dists/bookworm/InRelease' mirror_InRelease 0`.
 fn mirror_among(uris: &str) -> Option<String> {
     let mut folders = uris.lines().filter_map(|line| line.trim_start_matches('\'').split_once("dists/"));
     let (mirror, _) = folders.find(|(folder, _)| folder.ends_with("/debian/"))?;
@@ -128,9 +130,9 @@ fn run(command: &mut Command) -> Result<()> {
     let words = program::words(command);
     let output = command.output().with_context(|| format!("cannot run `{words}`"))?;
     if !output.status.success() {
-        let (said, complained) =
+        let (stdout, stderr) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        bail!("`{words}` failed ({}):\n{said}{complained}", output.status);
+        bail!("`{words}` failed ({}):\n{stdout}{stderr}", output.status);
     }
     Ok(())
 }

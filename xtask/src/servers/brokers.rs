@@ -1,8 +1,9 @@
-//! Message brokers and a pooler. Tests start their own, with `outbox-testbed`; here they are only installed.
+//! Message brokers and a pooler. Tests start them with `outbox-testbed`; here they are only
+//! installed.
 
 use crate::program;
 
-/// A program, and the Debian package that it comes with.
+/// A program and its Debian package.
 const ALL: [(&str, &str); 6] = [
     ("nats-server", "nats-server"),
     ("redis-server", "redis-server"),
@@ -16,7 +17,7 @@ pub(crate) fn missing_packages() -> impl Iterator<Item = &'static str> {
     ALL.iter().filter(|(program, _)| program::find(program).is_none()).map(|(_, package)| *package)
 }
 
-/// The broker of the torture test, and what shifts the clocks of its processes.
+/// The torture test's broker and pooler, and the library that shifts the clocks of its processes.
 pub(crate) fn missing_for_torture() -> impl Iterator<Item = &'static str> {
     [("nats-server", "nats-server"), ("faketime", "faketime"), ("pgbouncer", "pgbouncer")]
         .into_iter()

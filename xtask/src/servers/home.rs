@@ -1,4 +1,4 @@
-//! A folder, and the process that works in it: a server, or what prepares one.
+//! A temporary folder and the process that works in it: a server, or a program that prepares one.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::ErrorKind;
@@ -21,8 +21,8 @@ pub(crate) struct Home {
 }
 
 impl Home {
-    /// Always below /tmp: any account can get there, and the path of a socket has room for about a hundred
-    /// bytes.
+    /// Creates the folder of a server, below /tmp: every account can access it, and the path of a
+    /// socket is limited to about a hundred bytes.
     pub(crate) fn of_server(recipe: &dyn Recipe) -> Result<Self> {
         let account = match recipe.account_for_root() {
             Some(name) if is_root()? => Some(Account::named(name)?),
@@ -36,7 +36,7 @@ impl Home {
         Ok(home)
     }
 
-    /// A new folder.
+    /// Creates a new folder.
     pub(crate) fn create(prefix: &str) -> Result<Self> {
         let folder = create_new_folder(&format!("{prefix}-{}", process::id()))?;
         let cleanup = Cleanup::new(Some(&folder))?;
@@ -47,12 +47,13 @@ impl Home {
         self.folder.join(name)
     }
 
-    /// A command as the server's account; nothing of our environment but the PATH changes what it does.
+    /// A command that runs as the server's account, with nothing of the environment but the PATH.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.folder).env_clear();
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
-        // A starting MariaDB removes every temporary table it finds in /tmp, another's too.
+        // A starting MariaDB removes all temporary tables in its temporary folder, including those
+        // of other servers.
         command.env("TMPDIR", &self.folder);
         if let Some(Account { user, group }) = self.account {
             command.uid(user).gid(group);
@@ -60,8 +61,8 @@ impl Home {
         command
     }
 
-    /// Runs a command to its end, even when xtask is stopped meanwhile: `initdb` would leave shared memory
-    /// behind. What it said stays in the log only when it failed.
+    /// Runs a command to its end, even when xtask is stopped meanwhile: an interrupted `initdb`
+    /// would leak shared memory. The log keeps the output of a failed command only.
     pub(crate) fn run(&mut self, command: Command) -> Result<()> {
         let words = program::words(&command);
         self.spawn(command, Stop::Wait)?;
@@ -71,7 +72,7 @@ impl Home {
         Ok(())
     }
 
-    /// Starts a command that ends with this home, its output going to the log.
+    /// Starts a command that is stopped with this home; its output goes to the log.
     pub(crate) fn spawn(&mut self, mut command: Command, stop: Stop) -> Result<()> {
         let log = File::options().create(true).append(true).open(self.log())?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
@@ -95,7 +96,7 @@ impl Home {
     }
 }
 
-/// A folder that nobody else made before: /tmp belongs to everyone.
+/// Creates a folder with a new name, since every account may create folders in /tmp.
 fn create_new_folder(prefix: &str) -> Result<PathBuf> {
     for attempt in 0.. {
         let folder = PathBuf::from(format!("{prefix}-{attempt}"));

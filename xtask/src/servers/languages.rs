@@ -1,4 +1,4 @@
-//! Languages other than Rust, in which recipes are written. Tests run those recipes.
+//! Runtimes of the recipes' languages; tests run the recipes.
 
 use std::process::{Command, Stdio};
 
@@ -9,7 +9,7 @@ pub(crate) fn missing_packages() -> Vec<&'static str> {
     if !has_venv() {
         missing.push("python3-venv");
     }
-    // Debian's npm comes with its node; another distributor's node comes with npm.
+    // Debian's npm depends on its node; other distributions' node includes npm.
     if program::find("npm").is_none() {
         missing.push("npm");
     } else if program::find("node").is_none() {
@@ -18,7 +18,7 @@ pub(crate) fn missing_packages() -> Vec<&'static str> {
     missing
 }
 
-/// Debian has Python without what makes environments.
+/// Debian's python3 lacks the module that creates environments.
 fn has_venv() -> bool {
     let mut python = Command::new("python3");
     python

@@ -20,7 +20,7 @@ impl Recipe for Mariadb {
         super::MARIADB
     }
 
-    /// `mariadb-server` would add nothing that tests use, but a system service.
+    /// The package `mariadb-server` is not needed: it only adds a system service.
     fn missing_packages(&self) -> Vec<&'static str> {
         let here = ["mariadbd", "mariadb-install-db", "my_print_defaults"]
             .iter()
@@ -59,5 +59,5 @@ impl Recipe for Mariadb {
 }
 
 fn tool(name: &str) -> Result<PathBuf> {
-    program::find(name).with_context(|| format!("MariaDB's {name} is not here"))
+    program::find(name).with_context(|| format!("MariaDB's {name} is not installed"))
 }

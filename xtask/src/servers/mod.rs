@@ -1,6 +1,7 @@
-//! Throw-away servers: each on a free port of 127.0.0.1, with its data in a folder that goes away with it.
+//! Temporary servers: each listens on a free port of 127.0.0.1 and keeps its data in a folder that
+//! is removed with it.
 //!
-//! A new kind of server is a file with a [`Recipe`] and its line in [`ALL`].
+//! A new kind of server is a file with a [`Recipe`] and an entry in [`ALL`].
 
 mod apt;
 mod brokers;
@@ -28,43 +29,43 @@ use home::Home;
 
 pub(crate) const ALL: [&dyn Recipe; 3] = [&postgres::Postgres, &mariadb::Mariadb, &mysql::Mysql];
 
-/// What one kind of server needs; installing, starting, stopping and removing it is the same for all.
+/// How to install and run one kind of server. Starting, stopping and removing are the same for all.
 pub(crate) trait Recipe: Sync {
-    /// In `--only`, in what xtask prints, and in the folder's name.
+    /// Name in `--only`, in xtask's output and in the folder's name.
     fn name(&self) -> &'static str;
 
-    /// The environment variable in which tests find its address.
+    /// The environment variable in which tests find the server's URL.
     fn variable(&self) -> &'static str;
 
     fn by_default(&self) -> bool {
         true
     }
 
-    /// Debian packages that it cannot run without and that are not here.
+    /// Required Debian packages that are not installed.
     fn missing_packages(&self) -> Vec<&'static str>;
 
-    /// Brings what no package of this system holds.
+    /// Downloads programs that are not available as packages of this system.
     fn fetch(&self, _may_download: bool) -> Result<()> {
         Ok(())
     }
 
-    /// The account to run as where root may not.
+    /// The account to run as if the server refuses to run as root.
     fn account_for_root(&self) -> Option<&'static str> {
         None
     }
 
-    /// What ends it at once without leaving anything behind.
+    /// The signal that ends the server at once without leaking resources.
     fn stop(&self) -> Stop {
         Stop::Kill
     }
 
-    /// Makes its empty data folder.
+    /// Creates the empty data folder.
     fn prepare(&self, home: &mut Home) -> Result<()>;
 
-    /// The server in the foreground.
+    /// The command that runs the server in the foreground.
     fn serve(&self, home: &Home, port: u16) -> Result<Command>;
 
-    /// Its version, as soon as it takes connections.
+    /// The server's version, once it accepts connections.
     fn ready(&self, home: &Home) -> Option<String>;
 
     fn url(&self, port: u16) -> String;
@@ -83,14 +84,14 @@ impl Server {
         self.name == name
     }
 
-    /// What to tell when it did not last.
-    pub(crate) fn obituary(&mut self) -> Result<Option<String>> {
+    /// Describes how the server ended, if it has ended unexpectedly.
+    pub(crate) fn exit_report(&mut self) -> Result<Option<String>> {
         let Some(status) = self.home.cleanup.ended()? else { return Ok(None) };
         Ok(Some(format!("{} ended on its own ({status})\n{}", self.name, self.home.log_tail())))
     }
 }
 
-/// Starts the servers that the options name, side by side, and installs first what they need.
+/// Installs and starts the servers that the options name, concurrently.
 pub(crate) fn start(options: &Options) -> Result<Vec<Server>> {
     fetch(options)?;
     thread::scope(|scope| {
@@ -100,7 +101,7 @@ pub(crate) fn start(options: &Options) -> Result<Vec<Server>> {
     })
 }
 
-/// Installs and downloads what these servers need.
+/// Installs and downloads the programs of these servers.
 pub(crate) fn fetch(options: &Options) -> Result<()> {
     let recipes = options.servers();
     let mut missing: Vec<&str> = recipes.iter().flat_map(|recipe| recipe.missing_packages()).collect();
@@ -113,7 +114,7 @@ pub(crate) fn fetch(options: &Options) -> Result<()> {
     recipes.iter().try_for_each(|recipe| recipe.fetch(options.install))
 }
 
-/// Installs what the torture test starts by itself: databases, a pooler, a broker, and a library that shifts clocks.
+/// Installs the servers of the torture test: databases, a pooler, a broker, and libfaketime.
 pub(crate) fn install_for_torture(options: &Options) -> Result<()> {
     let recipes: [&dyn Recipe; 2] = [&postgres::Postgres, &mariadb::Mariadb];
     let mut missing: Vec<&str> = recipes.iter().flat_map(|recipe| recipe.missing_packages()).collect();
@@ -121,11 +122,11 @@ pub(crate) fn install_for_torture(options: &Options) -> Result<()> {
     apt::install(&missing, options.install)
 }
 
-/// Starts PostgreSQL for the benchmarks, and installs the brokers that they start themselves.
+/// Starts PostgreSQL for the benchmarks, and installs the brokers that the benchmarks start.
 pub(crate) fn start_for_bench(may_install: bool) -> Result<Server> {
     let recipe: &dyn Recipe = &postgres::Postgres;
     let mut missing = recipe.missing_packages();
-    // Without a broker a scenario is shorter; without the server there is none.
+    // The benchmarks skip a broker that is missing; they cannot run without PostgreSQL.
     if may_install {
         missing.extend(brokers::missing_packages());
     }
@@ -133,8 +134,8 @@ pub(crate) fn start_for_bench(may_install: bool) -> Result<Server> {
     start_one(recipe)
 }
 
-/// The variables in which tests find the servers. MySQL without MariaDB stands in MariaDB's place,
-/// and has no variable of its own: a test that uses all servers would meet it twice.
+/// The variables in which tests find the servers. MySQL without MariaDB uses MariaDB's variable
+/// only: a test that runs on all servers would use it twice otherwise.
 pub(crate) fn addresses(servers: &[Server]) -> impl Iterator<Item = (&'static str, &str)> {
     let stands_in = !servers.iter().any(|server| server.is("mariadb"));
     servers.iter().map(move |server| {
@@ -145,7 +146,7 @@ pub(crate) fn addresses(servers: &[Server]) -> impl Iterator<Item = (&'static st
 
 const MARIADB: &str = "OUTBOX_TEST_MARIADB";
 
-/// Starts the servers for `cargo test` by hand and keeps them until told to stop.
+/// Starts the servers for a manual `cargo test` and keeps them running until xtask is stopped.
 pub(crate) fn serve(options: &Options) -> Result<()> {
     let servers = start(options)?;
     for (variable, url) in addresses(&servers) {
@@ -154,7 +155,8 @@ pub(crate) fn serve(options: &Options) -> Result<()> {
     wait_for_the_end()
 }
 
-/// A pipe that closes is the end; otherwise only a signal is, and then [`crate::cleanup`] does the rest.
+/// Waits until the input pipe closes, or forever: a signal ends xtask, and [`crate::cleanup`] stops
+/// the servers.
 fn wait_for_the_end() -> Result<()> {
     let stdin = io::stdin();
     if stdin.is_terminal() {
@@ -182,7 +184,7 @@ fn start_one(recipe: &'static dyn Recipe) -> Result<Server> {
     Ok(Server { variable: recipe.variable(), url: recipe.url(port), name, home })
 }
 
-/// Another process may take the port between our look and the server's start: then try the next.
+/// Tries up to three ports, since another process may take a free port before the server binds it.
 fn serve_on_free_port(recipe: &dyn Recipe, home: &mut Home) -> Result<(u16, String)> {
     for _ in 0..3 {
         let port = free_port()?;
@@ -195,7 +197,7 @@ fn serve_on_free_port(recipe: &dyn Recipe, home: &mut Home) -> Result<(u16, Stri
     bail!("it ended right after its start, three times")
 }
 
-/// `None` when the server ended instead.
+/// Waits until the server accepts connections; `None` if it ended instead.
 fn wait_until_ready(recipe: &dyn Recipe, home: &mut Home) -> Result<Option<String>> {
     let deadline = Instant::now() + Duration::from_secs(60);
     while Instant::now() < deadline {

@@ -1,5 +1,5 @@
-//! MySQL 9, which Debian has only in unstable: its packages are unpacked below target/, with the C library
-//! that they were built for, and nothing is installed. MariaDB shares its protocol and most of its options.
+//! MySQL 9, which only Debian unstable has: its packages and their C library are unpacked below
+//! target/, and nothing is installed. MariaDB shares its protocol and most of its options.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -78,14 +78,13 @@ pub(crate) fn url(port: u16) -> String {
     format!("mysql://root@127.0.0.1:{port}/test")
 }
 
-/// What makes certificates, if it is missing.
+/// The package openssl, if it is not installed: it makes the certificates.
 pub(crate) fn missing_openssl() -> Vec<&'static str> {
     if program::find("openssl").is_some() { Vec::new() } else { vec!["openssl"] }
 }
 
-/// What MySQL and MariaDB are told alike. The init file has run before the first connection is
-/// taken. The certificate is by an authority that nothing trusts; tests find its file by
-/// `@@ssl_ca`.
+/// Arguments that MySQL and MariaDB share. The init file runs before the first connection is
+/// accepted. The certificate is issued by a test authority, whose file tests find by `@@ssl_ca`.
 pub(crate) fn serve_arguments(home: &Home, port: u16) -> Result<Vec<String>> {
     let init_file = home.path("init.sql");
     fs::write(&init_file, "CREATE DATABASE IF NOT EXISTS test;\n")?;
@@ -102,8 +101,8 @@ pub(crate) fn serve_arguments(home: &Home, port: u16) -> Result<Vec<String>> {
         format!("--port={port}"),
         "--bind-address=127.0.0.1".to_owned(),
         "--max-connections=300".to_owned(),
-        // Every test makes two dozen tables, for each of which the server would wait for the disk
-        // several times.
+        // Every test creates two dozen tables; without this the server would wait for the disk
+        // several times for each.
         "--innodb-flush-method=nosync".to_owned(),
         "--innodb-flush-log-at-trx-commit=0".to_owned(),
         "--innodb-doublewrite=0".to_owned(),
@@ -114,8 +113,8 @@ pub(crate) fn serve_arguments(home: &Home, port: u16) -> Result<Vec<String>> {
     Ok(arguments)
 }
 
-/// The version in the packet with which a server greets: length (3 bytes), sequence, protocol 10, text, NUL.
-/// Over the socket in its own folder, because another's server may answer on the port.
+/// Reads the version from the handshake packet: length (3 bytes), sequence, protocol 10, text, NUL.
+/// Over the socket in the server's folder, because another server may answer on the port.
 pub(crate) fn greeting(home: &Home) -> Option<String> {
     let stream = UnixStream::connect(socket(home)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
@@ -130,7 +129,7 @@ pub(crate) fn greeting(home: &Home) -> Option<String> {
     Some(short_version(&String::from_utf8_lossy(&version)))
 }
 
-/// MariaDB 10 puts `5.5.5-` in front, for clients that expect MySQL's numbers.
+/// MariaDB 10 prefixes `5.5.5-`, for clients that expect MySQL's version numbers.
 fn short_version(greeted: &str) -> String {
     let version = greeted.strip_prefix("5.5.5-").unwrap_or(greeted);
     version.split(['-', '\0']).next().unwrap_or(version).to_owned()
@@ -144,7 +143,7 @@ fn unpacked() -> PathBuf {
     cargo::target().join("servers/mysql")
 }
 
-/// Run by the loader and with the libraries that were unpacked beside it.
+/// Runs the unpacked server with the unpacked loader and libraries.
 fn mysqld(home: &Home) -> Command {
     let root = unpacked();
     let at = |path: &str| root.join(path).display().to_string();
@@ -168,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_is_what_people_call_it() {
+    fn the_version_has_no_prefix_or_suffix() {
         assert_eq!(short_version("5.5.5-10.11.19-MariaDB-0+deb12u1\0"), "10.11.19");
         assert_eq!(short_version("9.7.0-1\0"), "9.7.0");
         assert_eq!(short_version("11.8.2\0"), "11.8.2");

@@ -31,7 +31,8 @@ impl Recipe for Postgres {
         Some("postgres")
     }
 
-    /// "Immediate shutdown": no last checkpoint, yet its shared memory is given back, which KILL would leak.
+    /// Immediate shutdown: no final checkpoint, but shared memory is released, which SIGKILL would
+    /// leak.
     fn stop(&self) -> Stop {
         Stop::Quit
     }
@@ -60,7 +61,7 @@ impl Recipe for Postgres {
         Ok(postgres)
     }
 
-    /// The last line of its pid file tells, as it tells `pg_ctl --wait`.
+    /// The last line of the pid file says `ready`, as `pg_ctl --wait` checks.
     fn ready(&self, home: &Home) -> Option<String> {
         let pid_file = fs::read_to_string(data(home).join("postmaster.pid")).ok()?;
         let is_ready = pid_file.lines().nth(7)?.trim() == "ready";
@@ -77,10 +78,10 @@ fn data(home: &Home) -> PathBuf {
 }
 
 fn tool(name: &str) -> Result<PathBuf> {
-    Ok(programs().context("PostgreSQL's initdb is not here")?.join(name))
+    Ok(programs().context("PostgreSQL's initdb is not installed")?.join(name))
 }
 
-/// The newest version's folder. Debian keeps the server's programs off the PATH; others do not.
+/// Folder of the newest version's programs. Debian does not put the server's programs on the PATH.
 fn programs() -> Option<PathBuf> {
     let of_debian = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     of_debian
@@ -94,10 +95,10 @@ fn major_version(bin: &Path) -> Option<u32> {
     bin.parent()?.file_name()?.to_str()?.parse().ok()
 }
 
-/// From `postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)`.
+/// Parses the output `postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)`.
 fn version() -> String {
-    let said =
+    let printed =
         tool("postgres").and_then(|postgres| Ok(Command::new(postgres).arg("--version").output()?.stdout));
-    let said = String::from_utf8(said.unwrap_or_default()).unwrap_or_default();
-    said.split_whitespace().nth(2).unwrap_or("of unknown version").to_owned()
+    let printed = String::from_utf8(printed.unwrap_or_default()).unwrap_or_default();
+    printed.split_whitespace().nth(2).unwrap_or("of unknown version").to_owned()
 }

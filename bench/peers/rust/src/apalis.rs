@@ -1,5 +1,6 @@
-//! apalis with apalis-postgres. Settings: the crate's examples/basic.rs (batch_size, lock_tasks(false), with_pubsub,
-//! parallelize) and `Config::batch_size` on docs.rs ("larger batches can improve throughput").
+//! apalis with apalis-postgres. Settings: the crate's examples/basic.rs (batch_size,
+//! lock_tasks(false), with_pubsub, parallelize) and `Config::batch_size` on docs.rs ("larger
+//! batches can improve throughput").
 
 use std::time::Duration;
 
@@ -79,7 +80,8 @@ impl Peer for Apalis {
             .poll_with_interval(Duration::from_millis(100));
         let worker =
             WorkerBuilder::new("bench").backend(backend).data(handler).parallelize(tokio::spawn).build(bench);
-        // On a thread of its own: the future that parallelize makes is not one that tokio::spawn takes.
+        // On a thread of its own: the future that parallelize makes is not one that tokio::spawn
+        // takes.
         let runtime = tokio::runtime::Handle::current();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let running = tokio::task::spawn_blocking(move || {

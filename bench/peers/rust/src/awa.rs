@@ -55,8 +55,8 @@ impl Peer for Awa {
         let pool = PgPoolOptions::new().max_connections(writers.max(20)).connect(database).await?;
         awa::migrations::run(&pool).await?;
         let peer = Self { pool };
-        // The first worker of a fresh database turns its queue storage on; jobs that are there before stay in the
-        // slower tables of older versions.
+        // The first worker of a fresh database turns its queue storage on; jobs that are there
+        // before stay in the slower tables of older versions.
         peer.work(Handler(Arc::new(|_| {}))).await?.await;
         Ok(peer)
     }

@@ -130,7 +130,7 @@ async fn latency<P: Peer>(peer: &P, rate: f64, seconds: f64) -> anyhow::Result<V
     let count = (rate * seconds).round() as u64;
     let (started, mut starts) = mpsc::unbounded_channel();
     let handler = Handler(Arc::new(move |order| {
-        // Nobody listens any more when the figure is taken.
+        // The receiver is closed once the figure is taken.
         let _ = started.send((order, Instant::now()));
     }));
     let stop = peer.work(handler).await?;

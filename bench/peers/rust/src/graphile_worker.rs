@@ -1,5 +1,6 @@
-//! graphile_worker, the Rust port. Settings: docs/src/configuration/worker-options.md, "Throughput-oriented worker",
-//! docs/src/guides/local-queue.md, and the sizes of its own benches/perf_test.rs, in the crate's package.
+//! graphile_worker, the Rust port. Settings: docs/src/configuration/worker-options.md,
+//! "Throughput-oriented worker", docs/src/guides/local-queue.md, and the sizes of its own
+//! benches/perf_test.rs, in the crate's package.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a peer brings, and what all of them carry.
+//! The trait of a peer, and the payload of all peers.
 
 use std::pin::Pin;
 use std::sync::Arc;

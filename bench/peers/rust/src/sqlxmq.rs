@@ -1,4 +1,5 @@
-//! sqlxmq. Settings: docs.rs/sqlxmq, `JobRunnerOptions::set_concurrency` ("larger batch sizes are more efficient").
+//! sqlxmq. Settings: docs.rs/sqlxmq, `JobRunnerOptions::set_concurrency` ("larger batch sizes are
+//! more efficient").
 
 use std::path::Path;
 use std::str::FromStr;

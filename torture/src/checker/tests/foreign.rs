@@ -1,69 +1,70 @@
-//! Hostile rows, the receiver of webhooks, and a database with one writer.
+//! Tests of hostile rows, the webhook receiver, and a database with a single writer.
 
 use super::*;
 
-fn hostile(story: &mut Story, arena: Arena, id: &str) {
+fn hostile(history: &mut TestHistory, arena: Arena, id: &str) {
     let (id, text) = (id.to_owned(), "claims 2147483647".to_owned());
-    story.note(500, "world", What::Foreign { arena, id, text });
+    history.record(500, "world", Op::Foreign { arena, id, text });
 }
 
-/// Nothing is expected of them: they are delivered or dead, or wait for ever.
+/// Any outcome is accepted: delivered, dead-lettered or pending forever.
 #[test]
 fn hostile_rows_are_no_phantoms_and_may_wait_or_die() {
     for status in [0, 1, 2, 3] {
-        let mut story = good();
-        hostile(&mut story, Arena::Multi, "poison-1");
+        let mut history = good();
+        hostile(&mut history, Arena::Multi, "poison-1");
         let row = Row { status, seq: -1, key: String::new(), attempts: 0, error: "expired".to_owned() };
-        story.state.rows.insert("poison-1".to_owned(), row);
-        story.run(3 * SECOND, A, "poison-1", Said::Done);
-        story.run(4 * SECOND, B, "poison-1", Said::Done);
-        story.finds(&[]);
-        let counts = story.verdict().counts;
+        history.state.rows.insert("poison-1".to_owned(), row);
+        history.run(3 * SECOND, A, "poison-1", HandlerOutcome::Done);
+        history.run(4 * SECOND, B, "poison-1", HandlerOutcome::Done);
+        history.finds(&[]);
+        let counts = history.verdict().counts;
         assert_eq!((counts.foreign, counts.foreign_delivered), (1, 1));
         assert_eq!(counts.foreign_dead, usize::from(status == 3));
-        assert_eq!(counts.dead, 1, "they are counted apart");
+        assert_eq!(counts.dead, 1, "hostile rows are counted separately");
     }
 }
 
 #[test]
 fn a_hostile_row_of_another_arena_is_a_phantom_here() {
-    let mut story = good();
-    hostile(&mut story, Arena::Single, "poison-1");
-    story.run(3 * SECOND, A, "poison-1", Said::Done);
-    story.finds(&[Breach::Phantom]);
+    let mut history = good();
+    hostile(&mut history, Arena::Single, "poison-1");
+    history.run(3 * SECOND, A, "poison-1", HandlerOutcome::Done);
+    history.finds(&[Breach::Phantom]);
 }
 
 #[test]
 fn a_hostile_row_that_is_delivered_again_and_again_is_caught() {
-    let mut story = good();
-    hostile(&mut story, Arena::Multi, "poison-1");
+    let mut history = good();
+    hostile(&mut history, Arena::Multi, "poison-1");
     for n in 0..25 {
-        story.run((3 + n) * SECOND, A, "poison-1", Said::Done);
+        history.run((3 + n) * SECOND, A, "poison-1", HandlerOutcome::Done);
     }
-    story.finds(&[]);
-    story.run(40 * SECOND, A, "poison-1", Said::Done);
-    story.finds(&[Breach::Endless]);
+    history.finds(&[]);
+    history.run(40 * SECOND, A, "poison-1", HandlerOutcome::Done);
+    history.finds(&[Breach::Endless]);
 }
 
-/// What hostile rows do to good ones is what is looked for.
+/// The checker exists to find the effects of hostile rows on good ones.
 #[test]
 fn a_hostile_row_excuses_no_loss() {
-    let mut story = good();
-    hostile(&mut story, Arena::Multi, "poison-1");
-    story.committed(9_000, &[plain("lost")]);
-    story.finds(&[Breach::Lost]);
+    let mut history = good();
+    hostile(&mut history, Arena::Multi, "poison-1");
+    history.committed(9_000, &[plain("lost")]);
+    history.finds(&[Breach::Lost]);
 }
 
-/// A process that is stopped in the middle of its transaction keeps everybody from writing, also those of other arenas.
+/// A process that is stopped in the middle of its transaction blocks all other writers, including
+/// those of other arenas.
 #[test]
 fn on_a_database_with_one_writer_a_stop_of_any_process_excuses_all() {
     for (one_writer, expected) in [(false, [Breach::Again].as_slice()), (true, &[])] {
         for stopped in [A, "single-relay-1.1"] {
-            let mut story = good();
-            story.note(0, "world", What::Setup { lease: 4_000, one_writer });
-            story.run(7 * SECOND, A, "one", Said::Done);
-            story.window("stop", stopped, 2 * SECOND, 3 * SECOND);
-            story.finds(expected);
+            let mut history = good();
+            history.record(0, "world", Op::Setup { lease: 4_000, one_writer });
+            history.run(7 * SECOND, A, "one", HandlerOutcome::Done);
+            history.window("stop", stopped, 2 * SECOND, 3 * SECOND);
+            history.finds(expected);
         }
     }
 }
@@ -72,32 +73,32 @@ fn hook(id: &str) -> Spec {
     Spec { kind: Kind::Hook, ..keyed(id) }
 }
 
-/// A history of the arena with the receiver.
-fn hooked() -> Story {
-    let mut story = Story::default();
-    story.committed(1_000, &[hook("h1"), hook("h2")]);
+/// A history of the broker arena with its webhook receiver.
+fn hooked() -> TestHistory {
+    let mut history = TestHistory::default();
+    history.committed(1_000, &[hook("h1"), hook("h2")]);
     for (n, id) in (1..).zip(["h1", "h2"]) {
-        received(&mut story, n * SECOND, id, i64::try_from(n).unwrap());
+        received(&mut history, n * SECOND, id, i64::try_from(n).unwrap());
     }
-    story.state.rows.clear();
-    story
+    history.state.rows.clear();
+    history
 }
 
-fn received(story: &mut Story, t: u64, id: &str, seq: i64) {
-    let what = What::Received { id: id.to_owned(), seq: Some(seq) };
-    story.note(t, crate::receiver::PROCESS, what);
-}
-
-#[test]
-fn what_the_receiver_took_is_accepted() {
-    let mut story = hooked();
-    story.note(0, "broker-writer-1.1", What::Setup { lease: 4_000, one_writer: false });
-    story.finds_on_broker(&[]);
-    assert_eq!(story.broker_verdict().counts.received, 2);
+fn received(history: &mut TestHistory, t: u64, id: &str, seq: i64) {
+    let op = Op::Received { id: id.to_owned(), seq: Some(seq) };
+    history.record(t, crate::receiver::PROCESS, op);
 }
 
 #[test]
-fn what_the_receiver_never_got_got_dead_or_got_out_of_order_is_caught() {
+fn a_complete_history_of_the_receiver_is_accepted() {
+    let mut history = hooked();
+    history.record(0, "broker-writer-1.1", Op::Setup { lease: 4_000, one_writer: false });
+    history.finds_on_broker(&[]);
+    assert_eq!(history.broker_verdict().counts.received, 2);
+}
+
+#[test]
+fn events_that_are_lost_dead_or_out_of_order_at_the_receiver_are_caught() {
     let mut lost = hooked();
     lost.committed(2_000, &[hook("h3")]);
     lost.state.rows.clear();
@@ -123,18 +124,18 @@ fn what_the_receiver_never_got_got_dead_or_got_out_of_order_is_caught() {
     received(&mut again, 5 * SECOND, "h1", 1);
     again.finds_on_broker(&[Breach::Again]);
     let (fault, process) = ("receiver".to_owned(), None);
-    again.note(4 * SECOND, "world", What::Hit { fault, process });
+    again.record(4 * SECOND, "world", Op::Hit { fault, process });
     again.finds_on_broker(&[]);
 }
 
-impl Story {
-    /// As if its writer belonged to the arena of the broker.
+impl TestHistory {
+    /// The same history with a writer of the broker arena.
     fn on_broker(&self) -> Self {
-        let mut story = self.clone();
-        for record in story.records.iter_mut().filter(|record| record.p == W) {
+        let mut history = self.clone();
+        for record in history.records.iter_mut().filter(|record| record.p == W) {
             record.p = "broker-writer-1.1".to_owned();
         }
-        story
+        history
     }
 
     fn broker_verdict(&self) -> Verdict {

@@ -1,10 +1,11 @@
-//! Peers in a sheet: what they measured goes to the cases, who could not run to the notes.
+//! Adds the figures of peers to a sheet.
 
 use crate::figures::{Case, Sheet, Spread};
 use crate::peers::{Figure, Outcome};
 use crate::text::thousands;
 
-/// The figures of those that ran, by the names under which they are shown. How each was set up, or why it did not run, is noted once.
+/// The figures of the peers that ran, with their display names. The settings of each peer, or why
+/// it did not run, are noted once.
 pub(super) fn measured(sheet: &mut Sheet, outcomes: Vec<Outcome>) -> Vec<(String, Figure)> {
     let mut figures = Vec::new();
     for outcome in outcomes {
@@ -24,7 +25,7 @@ pub(super) fn measured(sheet: &mut Sheet, outcomes: Vec<Outcome>) -> Vec<(String
     figures
 }
 
-/// A peer that is too slow for the whole backlog gets less: that must be said.
+/// Notes that a slow peer got a smaller backlog.
 pub(super) fn note_smaller(sheet: &mut Sheet, who: &str, figure: &Figure, events: usize) {
     if let Figure::Drain { events: given, .. } = figure
         && (*given as usize) < events
@@ -36,12 +37,13 @@ pub(super) fn note_smaller(sheet: &mut Sheet, who: &str, figure: &Figure, events
     }
 }
 
-/// Ours in parts of the peer that does best, where a greater figure is better: everybody but the first `ours` of the case is a peer.
+/// Ratio to the best peer where a greater figure is better; all contestants after the first `ours`
+/// are peers.
 pub(super) fn of_fastest(case: &Case, ours: usize) -> Option<Spread> {
     ratios(case, ours).min_by(|one, other| one.median.total_cmp(&other.median))
 }
 
-/// The same where a smaller figure is better.
+/// Ratio to the best peer where a smaller figure is better.
 pub(super) fn of_soonest(case: &Case, ours: usize) -> Option<Spread> {
     ratios(case, ours).max_by(|one, other| one.median.total_cmp(&other.median))
 }

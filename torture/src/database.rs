@@ -1,12 +1,12 @@
-//! The three databases, as far as SQL of our own differs.
+//! The three databases, as far as the torture test's own SQL differs.
 
 use std::future::Future;
 
 use outbox::{Database, Outbox, OutboxBuilder};
 use sqlx::{AssertSqlSafe, MySql, Postgres, Row as _, Sqlite, raw_sql};
 
-/// A database of which the torture test asks things.
-pub trait Base: Database {
+/// A database that the torture test queries directly.
+pub trait TestDatabase: Database {
     /// Opens an outbox.
     fn open(builder: OutboxBuilder, url: &str) -> impl Future<Output = outbox::Result<Outbox<Self>>> + Send;
 
@@ -16,61 +16,61 @@ pub trait Base: Database {
         sql: &str,
     ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
 
-    /// The first column of each row, which is a text.
+    /// Runs a query and returns the first column of each row, as text.
     fn texts(
         conn: &mut Self::Connection,
         sql: &str,
     ) -> impl Future<Output = Result<Vec<String>, sqlx::Error>> + Send;
 
-    /// An expression: these columns as one text, with a bar between them.
+    /// A SQL expression: these columns as one text, separated by bars.
     fn line(columns: &[&str]) -> String;
 
-    /// The columns of a table that can be written, as rows of name and type.
+    /// A query for the writable columns of a table, as rows of `name|type`.
     fn columns_sql(table: &str) -> String;
 
-    /// What tells of damage to these tables, as a text for each: nothing if they are whole.
+    /// Checks these tables for damage; returns a description of each damage found.
     fn damage(
         conn: &mut Self::Connection,
         tables: &[String],
     ) -> impl Future<Output = Result<Vec<String>, sqlx::Error>> + Send;
 
-    /// Boundary values of times.
+    /// Boundary values of timestamps.
     const TIMES: &'static [&'static str];
 
     /// Boundary values of bytes.
     const BYTES: &'static [&'static str];
 
-    /// What has to be said before such rows, so that the database takes more of them.
+    /// A statement that makes the session accept more of the boundary values.
     const LENIENT: &'static str;
 
-    /// A text as a literal.
+    /// A text as a SQL literal.
     fn quoted(text: &str) -> String {
         format!("'{}'", text.replace('\'', "''"))
     }
 
-    /// An expression: a text of so many bytes.
+    /// A SQL expression: a text of this many bytes.
     fn repeated(bytes: u32) -> String {
         format!("REPEAT('x', {bytes})")
     }
 
-    /// An expression: these texts one after another.
+    /// A SQL expression: these texts concatenated.
     fn joined(texts: &[&str]) -> String {
         format!("CONCAT({})", texts.join(", "))
     }
 }
 
-/// A column that can be written.
+/// A writable column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Column {
-    /// Its name.
+    /// Name of the column.
     pub name: String,
-    /// What it holds.
-    pub kind: Type,
+    /// Type of its values.
+    pub kind: ColumnType,
 }
 
-/// What a column holds.
+/// Type of a column's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Type {
+pub enum ColumnType {
     /// A text, or JSON.
     Text,
     /// A number.
@@ -85,8 +85,9 @@ pub enum Type {
     Other,
 }
 
-impl Type {
-    /// By the name that a database has for it, and by the column's own: SQLite keeps times as texts.
+impl ColumnType {
+    /// Derives the type from the database's type name and from the column's name, since SQLite
+    /// stores timestamps as text.
     fn of(column: &str, name: &str) -> Self {
         let name = name.to_lowercase();
         let has = |part: &str| name.contains(part);
@@ -106,12 +107,15 @@ impl Type {
     }
 }
 
-/// The columns of a table that can be written.
-pub async fn columns<DB: Base>(conn: &mut DB::Connection, table: &str) -> Result<Vec<Column>, sqlx::Error> {
+/// Reads the writable columns of a table.
+pub async fn columns<DB: TestDatabase>(
+    conn: &mut DB::Connection,
+    table: &str,
+) -> Result<Vec<Column>, sqlx::Error> {
     let lines = DB::texts(conn, &DB::columns_sql(table)).await?;
     let column = |line: &String| {
         let (name, kind) = line.split_once('|')?;
-        Some(Column { name: name.to_owned(), kind: Type::of(name, kind) })
+        Some(Column { name: name.to_owned(), kind: ColumnType::of(name, kind) })
     };
     Ok(lines.iter().filter_map(column).collect())
 }
@@ -121,9 +125,9 @@ fn concat_ws(columns: &[&str]) -> String {
     format!("CONCAT_WS('|', {})", columns.join(", "))
 }
 
-macro_rules! base {
+macro_rules! test_database {
     ($db:ty, $open:ident, $line:expr, { $($rest:tt)* }) => {
-        impl Base for $db {
+        impl TestDatabase for $db {
             $($rest)*
 
             async fn open(builder: OutboxBuilder, url: &str) -> outbox::Result<Outbox<Self>> {
@@ -131,7 +135,8 @@ macro_rules! base {
             }
 
             async fn execute_sql(conn: &mut Self::Connection, sql: &str) -> Result<u64, sqlx::Error> {
-                // Not prepared: texts that differ every time would push each other out of the cache.
+                // Not prepared: statements that differ every time would evict each other from the
+                // cache.
                 Ok(raw_sql(AssertSqlSafe(sql.to_owned())).execute(conn).await?.rows_affected())
             }
 
@@ -148,7 +153,7 @@ macro_rules! base {
     };
 }
 
-base!(
+test_database!(
     Postgres,
     postgres,
     |columns| {
@@ -178,7 +183,7 @@ base!(
             )
         }
 
-        /// Each index against its table, by the server's own means.
+        /// Checks each index against its table with PostgreSQL's `amcheck`.
         async fn damage(conn: &mut Self::Connection, tables: &[String]) -> Result<Vec<String>, sqlx::Error> {
             Self::execute_sql(conn, "CREATE EXTENSION IF NOT EXISTS amcheck").await?;
             let names: Vec<String> = tables.iter().map(|table| format!("'{table}'")).collect();
@@ -201,7 +206,7 @@ base!(
         }
     }
 );
-base!(MySql, mysql, |columns| format!("CAST({} AS CHAR)", concat_ws(columns)), {
+test_database!(MySql, mysql, |columns| format!("CAST({} AS CHAR)", concat_ws(columns)), {
     const TIMES: &'static [&'static str] = &[
         "NULL",
         "'0000-00-00 00:00:00'",
@@ -212,7 +217,7 @@ base!(MySql, mysql, |columns| format!("CAST({} AS CHAR)", concat_ws(columns)), {
         "'9999-12-31 23:59:59.999999'",
     ];
     const BYTES: &'static [&'static str] = &["NULL", "''", "x'00'", "x'ff'", "REPEAT(x'ff', 100000)"];
-    // Zero dates, and numbers that do not fit.
+    // Allows zero dates and out-of-range numbers.
     const LENIENT: &'static str = "SET SESSION sql_mode = 'ALLOW_INVALID_DATES'";
 
     fn columns_sql(table: &str) -> String {
@@ -229,15 +234,15 @@ base!(MySql, mysql, |columns| format!("CAST({} AS CHAR)", concat_ws(columns)), {
         let mut damage = Vec::new();
         for row in rows {
             let text = |column: usize| -> Result<String, sqlx::Error> { row.try_get(column) };
-            let (table, kind, told) = (text(0)?, text(2)?, text(3)?);
-            if kind.eq_ignore_ascii_case("error") || kind == "status" && told != "OK" {
-                damage.push(format!("{table}: {told}"));
+            let (table, kind, message) = (text(0)?, text(2)?, text(3)?);
+            if kind.eq_ignore_ascii_case("error") || kind == "status" && message != "OK" {
+                damage.push(format!("{table}: {message}"));
             }
         }
         Ok(damage)
     }
 });
-base!(
+test_database!(
     Sqlite,
     sqlite,
     |columns| {
@@ -266,8 +271,8 @@ base!(
         }
 
         async fn damage(conn: &mut Self::Connection, _: &[String]) -> Result<Vec<String>, sqlx::Error> {
-            let told = Self::texts(conn, "PRAGMA integrity_check").await?;
-            Ok(told.into_iter().filter(|text| text != "ok").collect())
+            let reports = Self::texts(conn, "PRAGMA integrity_check").await?;
+            Ok(reports.into_iter().filter(|text| text != "ok").collect())
         }
 
         fn repeated(bytes: u32) -> String {
@@ -280,7 +285,7 @@ base!(
     }
 );
 
-/// Calls a function that is generic over the database with the one that a URL names.
+/// Calls a function that is generic over the database with the database type that a URL names.
 #[macro_export]
 macro_rules! by_url {
     ($url:expr, $function:ident :: <DB> ($($argument:expr),* $(,)?)) => {

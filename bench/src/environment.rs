@@ -1,4 +1,4 @@
-//! Where scenarios run: the server, how much of everything, how often.
+//! The environment of scenarios: the server, the amounts of work, the number of rounds.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,31 +8,31 @@ use sqlx::{AssertSqlSafe, PgPool, Postgres};
 
 use crate::peers::Peers;
 
-/// How many rows a batch has, ours and everybody's.
+/// Rows in a batch, the same for all contestants.
 pub(crate) const BATCH: usize = 500;
 
-/// How much is measured.
+/// Amount of work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Scale {
     Full,
     Quick,
-    /// Only to see that it runs.
+    /// Only to check that scenarios run.
     Tiny,
 }
 
-/// Where scenarios run.
-pub(crate) struct Bed {
+/// The environment of scenarios.
+pub(crate) struct Environment {
     pub(crate) database: String,
     pub(crate) rounds: usize,
     pub(crate) scale: Scale,
     /// The command `outbox`, built for release.
     pub(crate) relay: PathBuf,
-    /// The other tools, if they are to stand beside ours.
+    /// The other tools, if they are measured too.
     pub(crate) peers: Option<Peers>,
 }
 
-impl Bed {
-    /// So many of them in a full run, a fifth in a quick one.
+impl Environment {
+    /// A count for a full run, a fifth of it for a quick one.
     pub(crate) fn count(&self, full: usize) -> usize {
         match self.scale {
             Scale::Full => full,
@@ -41,7 +41,7 @@ impl Bed {
         }
     }
 
-    /// So long in a full run, a fifth of it in a quick one.
+    /// A duration for a full run, a fifth of it for a quick one.
     pub(crate) fn time(&self, full: Duration) -> Duration {
         match self.scale {
             Scale::Full => full,
@@ -50,7 +50,7 @@ impl Bed {
         }
     }
 
-    /// A fresh outbox in a table of this name, with at most this many connections.
+    /// Creates an empty outbox in a table of this name, with at most this many connections.
     pub(crate) async fn outbox(&self, table: &str, connections: usize) -> anyhow::Result<Outbox<Postgres>> {
         let pool = self.pool(1).await?;
         let left = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() AND starts_with(tablename, $1)";
@@ -64,7 +64,7 @@ impl Bed {
         Ok(outbox)
     }
 
-    /// Another handle of an outbox that is there, with a pool of its own: what another process would have.
+    /// Opens an existing outbox with another pool, as another process would.
     pub(crate) async fn handle(&self, table: &str, connections: usize) -> anyhow::Result<Outbox<Postgres>> {
         let builder = OutboxBuilder::new().table(table).max_connections(u32::try_from(connections)?);
         Ok(builder.postgres(&self.database).await?)
@@ -75,7 +75,7 @@ impl Bed {
         Ok(options.connect(&self.database).await?)
     }
 
-    /// Runs statements that a scenario is made ready with.
+    /// Runs statements that prepare a scenario.
     pub(crate) async fn execute(&self, statements: &[&str]) -> anyhow::Result<()> {
         let pool = self.pool(1).await?;
         for statement in statements {
@@ -85,9 +85,10 @@ impl Bed {
         Ok(())
     }
 
-    /// Lets the server write out what it has, so that one figure does not pay for another.
+    /// Has the server write out its dirty pages, so that one measurement does not slow down the
+    /// next.
     pub(crate) async fn settle(&self, table: &str) -> anyhow::Result<()> {
-        // A server that tests share may have much to write out, and no figure is at stake.
+        // A server that tests share may have much to write out, and nothing is measured.
         if self.scale == Scale::Tiny {
             return Ok(());
         }
@@ -95,23 +96,23 @@ impl Bed {
     }
 }
 
-/// In whose turn it is: everybody comes first in some round.
+/// The order of contestants in a round; each comes first in some round.
 pub(crate) fn turns<T: Clone>(round: usize, of: &[T]) -> Vec<T> {
     let mut order = of.to_vec();
     order.rotate_left(round % of.len().max(1));
     order
 }
 
-/// The same, and then once more in the opposite order: what grows or sinks during a round is shared by all.
-pub(crate) fn there_and_back<T: Clone>(round: usize, of: &[T]) -> Vec<T> {
+/// The same order, then the reverse: a trend during a round affects all contestants equally.
+pub(crate) fn turns_and_back<T: Clone>(round: usize, of: &[T]) -> Vec<T> {
     let there = turns(round, of);
     let back = there.clone().into_iter().rev();
     there.iter().cloned().chain(back).collect()
 }
 
-/// How many events a drain begins with: enough of them that starting and stopping a relay hardly counts.
-pub(crate) fn backlog(bed: &Bed) -> usize {
-    bed.count(150_000).min(100_000)
+/// Backlog of a drain: large enough that starting and stopping a relay hardly matters.
+pub(crate) fn backlog(env: &Environment) -> usize {
+    env.count(150_000).min(100_000)
 }
 
 /// A payload of 256 bytes.
@@ -119,7 +120,7 @@ pub(crate) fn payload() -> serde_json::Value {
     serde_json::json!({ "order": 4711, "text": "x".repeat(232) })
 }
 
-/// Fills an outbox with events, of so many ordering keys if it is not 0.
+/// Fills an outbox with events; with ordering keys if `keys` is not 0.
 pub(crate) async fn fill(outbox: &Outbox<Postgres>, events: usize, keys: usize) -> anyhow::Result<()> {
     let payload = payload();
     for start in (0..events).step_by(1_000) {
@@ -132,7 +133,7 @@ pub(crate) async fn fill(outbox: &Outbox<Postgres>, events: usize, keys: usize) 
     Ok(())
 }
 
-/// How many there were a second.
+/// Rate per second.
 pub(crate) fn per_second(count: usize, time: Duration) -> f64 {
     count as f64 / time.as_secs_f64()
 }
@@ -142,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_comes_first_in_some_round() {
+    fn each_contestant_comes_first_in_some_round() {
         assert_eq!(turns(0, &["a", "b", "c"]), ["a", "b", "c"]);
         assert_eq!(turns(1, &["a", "b", "c"]), ["b", "c", "a"]);
         assert_eq!(turns(5, &["a", "b", "c"]), ["c", "a", "b"]);
