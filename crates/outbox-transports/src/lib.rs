@@ -88,3 +88,12 @@ pub use tls::Tls;
 pub use waves::Waves;
 #[cfg(feature = "webhook")]
 pub use webhook::{Unverified, Webhook, WebhookSettings, verify_webhook};
+
+/// The examples of the README and of the guide, compiled and run as tests.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/guide/transports.md")]
+    struct Transports;
+}
