@@ -89,3 +89,12 @@ pub use template::Template;
 pub use tls::Tls;
 #[cfg(feature = "webhook")]
 pub use webhook::{Unverified, Webhook, WebhookSettings, verify_webhook};
+
+/// The examples of the README and of the guide, compiled and run as tests.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/guide/transports.md")]
+    struct Transports;
+}

@@ -75,3 +75,14 @@ pub use auth::hosts::Hosts;
 pub use auth::token::{Role, Token};
 pub use builder::{BuildError, Web, WebBuilder};
 pub use databases::{DatabaseInfo, Databases};
+
+/// The examples of the README and of the guide, compiled and run as tests.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/guide/api.md")]
+    struct Api;
+    #[doc = include_str!("../../../docs/guide/axum.md")]
+    struct Axum;
+}

@@ -111,8 +111,16 @@ pub use tx::{Receipt, Tx};
 mod pages {
     #[doc = include_str!("../../../README.md")]
     struct Readme;
+    #[doc = include_str!("../README.md")]
+    struct CrateReadme;
     #[doc = include_str!("../../../docs/guide/writing.md")]
     struct Writing;
+    #[doc = include_str!("../../../docs/guide/delivering.md")]
+    struct Delivering;
+    #[doc = include_str!("../../../docs/guide/operating.md")]
+    struct Operating;
+    #[doc = include_str!("../../../docs/guide/testing.md")]
+    struct Testing;
     #[doc = include_str!("../../../docs/guide/queue.md")]
     struct Queue;
     #[doc = include_str!("../../../docs/guide/inbox.md")]
