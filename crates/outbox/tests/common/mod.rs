@@ -71,7 +71,8 @@ macro_rules! base {
             }
 
             async fn number(conn: &mut Self::Connection, sql: &str) -> i64 {
-                // Not prepared: statements that differ every time would evict each other from the cache.
+                // Not prepared: statements that differ every time would evict each other from the
+                // cache.
                 let row = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).fetch_one(conn).await.unwrap();
                 sqlx::Row::get(&row, 0)
             }
