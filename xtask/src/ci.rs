@@ -22,6 +22,7 @@ pub(crate) fn command(options: &Options) -> Result<ExitCode> {
         clippy.args(["clippy", "--workspace", "--all-targets", "--features", &features::of(&[])?]);
         cargo::run(clippy.args(["--", "-D", "warnings"]))
     });
+    steps.run("no features", features::check_without);
     steps.run("docs", || {
         let mut doc = cargo();
         doc.args(["doc", "--workspace", "--no-deps", "--features", &features::of(&[])?]);

@@ -11,8 +11,8 @@ usage: cargo xtask <command> [options]
 commands:
   test      start temporary servers, run every test, stop the servers
   servers   start the same servers, print their addresses, wait for Ctrl-C
-  ci        format, words, type names, Rust version, lints, docs, licences, advisories, schemathesis, then
-            the tests, and the core of them on MySQL
+  ci        format, words, type names, Rust version, lints, no features, docs, licences, advisories,
+            schemathesis, then the tests, and the core of them on MySQL
   schemathesis
             test the REST API against its OpenAPI document, with all checks
   kafka     build a Kafka-compatible broker once, then run the Kafka tests on it, with TLS

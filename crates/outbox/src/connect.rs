@@ -13,8 +13,6 @@
 //! | `sslmode=disable` (PostgreSQL), `ssl-mode=DISABLED` (MySQL) | no TLS: for a network that you trust |
 //! | `pooler=transaction` (PostgreSQL) | a pooler in transaction mode is in front: see [`Pooler`] |
 
-use std::net::IpAddr;
-
 use crate::error::{Error, Result, without_credentials};
 
 /// Whether a connection pooler in transaction mode, such as PgBouncer, is in front of PostgreSQL.
@@ -150,7 +148,7 @@ fn is_local(host: &str) -> bool {
     host.is_empty()
         || host.starts_with('/')
         || name.eq_ignore_ascii_case("localhost")
-        || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+        || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
 /// Whether the URL sets a TLS mode.
