@@ -2,7 +2,7 @@
 //! system's user.
 
 use anyhow::Result;
-use outbox::store::{Deed, Filter};
+use outbox::store::{AuditEntry, Filter};
 use outbox::{EventId, OpenAudit};
 use serde_json::{Map, Value};
 
@@ -17,7 +17,7 @@ impl Target {
         target: impl Into<String>,
         details: Option<Value>,
     ) -> Result<OpenAudit> {
-        let deed = Deed {
+        let deed = AuditEntry {
             actor: user::current(),
             via: "cli".to_owned(),
             action: action.to_owned(),

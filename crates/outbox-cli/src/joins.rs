@@ -6,7 +6,7 @@ use anyhow::Result;
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand, ValueEnum};
 use outbox::escape::{Escaped, shell_word};
-use outbox::store::{JoinAct, JoinFilter};
+use outbox::store::{JoinCommand, JoinFilter};
 use outbox::{EventId, Join, JoinId, JoinStatus, Step};
 use serde::Serialize;
 
@@ -320,7 +320,7 @@ async fn cancel_one(target: &Target, id: &JoinId) -> outbox::Result<Option<Strin
         }
         Some(_) => {}
     }
-    let acted = target.store.join(&JoinAct::Cancel { join: id.clone() }).await?;
+    let acted = target.store.join(&JoinCommand::Cancel { join: id.clone() }).await?;
     let closed = acted.join.map(|join| join.status).filter(|status| *status != JoinStatus::Cancelled);
     Ok(closed.map(|status| format!("it became {status} a moment ago")))
 }

@@ -11,7 +11,7 @@ use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use outbox::escape::Escaped;
 use outbox::store::{LogStore, OpenAppend};
-use outbox::{PairState, Position};
+use outbox::{Position, SubscriptionState};
 use serde::Serialize;
 
 use crate::database::Tables;
@@ -174,7 +174,7 @@ impl OpenAppendView {
 }
 
 impl SubscriptionView {
-    fn of(subscription: &PairState, head: Position, waits_for: Option<&OpenAppend>) -> Self {
+    fn of(subscription: &SubscriptionState, head: Position, waits_for: Option<&OpenAppend>) -> Self {
         Self {
             waits_for: waits_for.map(OpenAppendView::of),
             topic: subscription.id.topic().to_owned(),
@@ -206,7 +206,7 @@ pub(crate) async fn subscriptions(target: &Target) -> Result<(Position, Vec<Subs
     let is_behind = subscriptions.iter().any(|subscription| subscription.position < head);
     let waiting =
         if is_behind { log.waiting().await.map_err(|error| target.explain(error))? } else { Vec::new() };
-    let waits_for = |subscription: &PairState| {
+    let waits_for = |subscription: &SubscriptionState| {
         waiting.iter().find(|(id, _)| *id == subscription.id).map(|(_, open)| open)
     };
     Ok((
@@ -380,7 +380,7 @@ async fn reset(options: LogResetArgs) -> Result<ExitCode> {
 /// Maps an unknown subscription to exit code 3; every other error is a failure.
 fn not_found(target: &Target, error: outbox::Error) -> Result<ExitCode> {
     match error {
-        outbox::Error::UnknownPair { .. } => {
+        outbox::Error::UnknownSubscription { .. } => {
             eprint_escaped(format_args!("{error}\nhint: `outbox log status` lists topics and publishers"));
             Ok(exit_nothing())
         }

@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use comfy_table::Cell;
 use outbox::escape::Escaped;
-use outbox::store::{EXCLUSIVE, Node, NodeId, PageAsk, Released};
+use outbox::store::{EXCLUSIVE, Node, NodeId, PageRequest, Released};
 use serde::Serialize;
 
 use crate::database::Tables;
@@ -121,7 +121,7 @@ struct Holdings {
 
 impl Holdings {
     async fn of(target: &Target) -> Result<Self> {
-        let request = PageAsk { limit: SCAN_LIMIT, look_at: SCAN_LIMIT, ..PageAsk::default() };
+        let request = PageRequest { limit: SCAN_LIMIT, look_at: SCAN_LIMIT, ..PageRequest::default() };
         let page = target.store.page(&request).await.map_err(|error| target.explain(error))?;
         let mut events = BTreeMap::new();
         for (holder, _) in page.rows.into_iter().filter_map(|row| row.lease) {

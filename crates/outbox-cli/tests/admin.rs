@@ -193,7 +193,7 @@ async fn dead_events_are_listed_counted_shown_and_replayed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replay_all_shows_first_and_asks_for_more_when_it_is_everything() {
+async fn replay_all_is_a_dry_run_first_and_requires_all_for_everything() {
     for target in TestTarget::all().await {
         target.write((0..30).map(|n| event(if n < 20 { "a" } else { "b" }))).await;
         target.settle(|_| dead("no")).await;
@@ -251,7 +251,7 @@ async fn replay_all_keeps_its_rate_and_can_be_stopped_and_resumed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn purging_shows_first_and_spares_what_is_pending() {
+async fn a_purge_is_a_dry_run_first_and_keeps_pending_events() {
     for target in TestTarget::all().await {
         target.write((0..620).map(|n| event(if n < 610 { "done" } else { "dead" }))).await;
         target.settle(|e| if e.event_type() == "dead" { dead("no") } else { Verdict::Done }).await;

@@ -5,7 +5,7 @@ mod common;
 use std::os::unix::fs::MetadataExt as _;
 
 use common::{TestTarget, dead};
-use outbox::store::{Audit, JoinAct, Verdict};
+use outbox::store::{Audit, JoinCommand, Verdict};
 use outbox::{Event, JoinId, NewJoin};
 
 /// Action, target, outcome and count of the newest entry.
@@ -32,7 +32,7 @@ fn entry(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_change_is_noted_with_its_outcome() {
+async fn each_change_has_an_audit_entry_with_its_outcome() {
     for target in TestTarget::all().await {
         let ids = target.write((0..4).map(|n| Event::new("e").json(&n))).await;
         target.settle(|_| dead("no")).await;
@@ -61,7 +61,7 @@ async fn each_change_is_noted_with_its_outcome() {
         assert_eq!(last(&target).await, entry("purge", "done", "done", Some(3)));
 
         let join = JoinId::from("join-7");
-        let start = JoinAct::Start { id: join.clone(), join: NewJoin::of(1) };
+        let start = JoinCommand::Start { id: join.clone(), join: NewJoin::of(1) };
         target.store.join(&start).await.unwrap();
         target.run(&["joins", "cancel", join.as_str()]).expect(0);
         assert_eq!(last(&target).await, entry("join.cancel", join.as_str(), "done", Some(1)));
@@ -70,7 +70,7 @@ async fn each_change_is_noted_with_its_outcome() {
         assert_eq!(last(&target).await, refused);
 
         let log = target.store.log().unwrap();
-        log.register(&[(outbox::PairId::new("audit", "kafka"), false)]).await.unwrap();
+        log.register(&[(outbox::SubscriptionId::new("audit", "kafka"), false)]).await.unwrap();
         target.run(&["log", "pause", "kafka"]).expect(0);
         assert_eq!(last(&target).await, entry("publisher.pause", "kafka", "done", Some(1)));
         target.run(&["log", "resume", "kafka", "--topic", "audit"]).expect(0);
@@ -88,7 +88,7 @@ async fn each_change_is_noted_with_its_outcome() {
 /// Reading is no change, and neither is writing an event: roles that may only do that have no
 /// rights on the audit table.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_changes_nothing_is_not_in_the_audit() {
+async fn commands_that_change_nothing_are_not_audited() {
     let target = TestTarget::sqlite().await;
     let id = target.run(&["send", "--type", "e", "--payload", "1"]).expect(0).out.trim().to_owned();
     target.run(&["events", "show", &id, "--payload"]).expect(0);

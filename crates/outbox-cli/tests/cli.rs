@@ -99,7 +99,7 @@ fn with_nothing_but_failures_every_event_is_still_settled() {
 }
 
 #[test]
-fn the_demo_logs_what_fails_to_those_who_ask() {
+fn the_demo_logs_failures_only_on_request() {
     let ran = run(["demo", "--events", "40", "--fail", "50", "--log", "error"]).expect(0);
     assert!(ran.err.contains("ERROR"), "{}", ran.err);
 }
@@ -239,7 +239,7 @@ fn the_demo_runs_on_mysql() {
 }
 
 #[test]
-fn migrating_twice_says_so() {
+fn a_second_migration_reports_the_current_version() {
     let folder = tempfile::tempdir().unwrap();
     let url = sqlite(folder.path());
     let ran = run(["migrate", "--database", &url]).expect(0);

@@ -68,7 +68,7 @@ async fn non_reading_client(address: &str) -> tokio::net::TcpStream {
 
 /// E-13: with `OUTBOX_TEST_GREEDY` clients, or twice as many as the limit of connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn probes_are_answered_while_clients_that_do_not_read_take_every_place() {
+async fn probes_are_answered_while_clients_that_do_not_read_use_all_connections() {
     let clients = std::env::var("OUTBOX_TEST_GREEDY").ok().and_then(|count| count.parse().ok());
     let dir = TestDir::new();
     dir.outbox("shop.db").await;
@@ -138,7 +138,7 @@ async fn probes_and_metrics_have_a_listener_of_their_own() {
 /// A site could let its own name point to this machine, and read the endpoints through a browser on
 /// it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_path_is_asked_for_by_a_name_of_this_server() {
+async fn every_path_requires_a_host_name_of_this_server() {
     let dir = TestDir::new();
     dir.outbox("shop.db").await;
     let http = format!("[http]\nlisten = \"127.0.0.1:0\"\nhosts = [\"outbox.example.com\"]\n{TOKENS}");

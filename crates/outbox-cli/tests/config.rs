@@ -58,7 +58,7 @@ fn a_server_that_is_not_verified_is_shown() {
 
 ///
 #[test]
-fn a_good_file_is_shown_as_it_was_understood_without_secrets() {
+fn a_valid_file_is_summarized_without_secrets() {
     let folder = tempfile::tempdir().unwrap();
     let file = write(folder.path(), GOOD);
     let checked =
@@ -82,7 +82,7 @@ routes         type order.*, tenant acme* -> orders (retry max-attempts 20)
 }
 
 #[test]
-fn a_bad_file_is_told_line_by_line_and_exits_with_one() {
+fn an_invalid_file_is_reported_line_by_line_with_exit_code_1() {
     let folder = tempfile::tempdir().unwrap();
     let text =
         GOOD.replace("interval = \"1s\"", "interval = 1").replace("to = \"console\"", "to = \"consol\"");
@@ -138,7 +138,7 @@ fn a_suspicious_setting_is_a_warning_and_no_failure() {
 }
 
 #[test]
-fn the_sample_is_printed_and_is_good() {
+fn the_sample_is_printed_and_valid() {
     let folder = tempfile::tempdir().unwrap();
     let sample = check(&["--sample"], &[]);
     assert_eq!(sample.status.code(), Some(0));
@@ -149,7 +149,7 @@ fn the_sample_is_printed_and_is_good() {
 }
 
 #[test]
-fn connecting_tells_what_is_there_and_what_is_not() {
+fn connect_reports_what_is_available() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();
     let url = format!("sqlite:{}", at("shop.db"));

@@ -31,7 +31,7 @@ fn event(event_type: &str) -> outbox::EventBuilder {
 
 /// D-06, A-72: any client can INSERT events, and the daemon delivers them by its settings file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn events_go_where_the_routes_say_and_sigterm_ends_it_well() {
+async fn events_follow_the_routes_and_sigterm_stops_the_relay_cleanly() {
     for mode in ["single-node", "multi-node", "ordered"] {
         let dir = TestDir::new();
         let outbox = dir.outbox("shop.db").await;
@@ -139,7 +139,7 @@ async fn sighup_swaps_routes_and_a_wrong_file_changes_nothing() {
 /// Events that wait for an unavailable destination are delivered to another one if their route
 /// changes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_destination_that_is_away_is_said_and_waited_for_and_can_be_routed_around() {
+async fn events_of_an_unavailable_destination_wait_and_can_be_rerouted() {
     let dir = TestDir::new();
     let outbox = dir.outbox("shop.db").await;
     let text = TWO_FILES.replace("MODE", "multi-node").replace("{}/orders.jsonl", "{}/away/orders.jsonl");
@@ -207,7 +207,7 @@ async fn one_relay_serves_three_databases() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn databases_that_a_query_names_are_found_and_let_go() {
+async fn databases_of_a_discovery_query_are_added_and_removed() {
     let dir = TestDir::new();
     let directory =
         sqlx::SqlitePool::connect(&format!("{}?mode=rwc", dir.url("directory.db"))).await.unwrap();
@@ -247,7 +247,7 @@ async fn databases_that_a_query_names_are_found_and_let_go() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_relay_of_a_single_node_stands_by_says_for_whom_and_takes_over() {
+async fn a_second_single_node_relay_stands_by_names_the_leader_and_takes_over() {
     let dir = TestDir::new();
     let outbox = dir.outbox("shop.db").await;
     let config = dir.config(&format!(
@@ -347,7 +347,7 @@ async fn the_log_is_published_by_topics() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_is_not_there_ends_it_unless_it_is_to_wait() {
+async fn a_missing_database_ends_the_relay_unless_wait_is_set() {
     let dir = TestDir::new();
     let config = dir.config(&TWO_FILES.replace("MODE", "multi-node"));
     let mut relay = dir.relay("relay", &config, &[]);
@@ -403,7 +403,7 @@ async fn an_invalid_file_is_wrong_usage() {
 
 /// Neither a password nor a payload is logged, even at the level `trace`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_secret_is_told_in_logs_metrics_or_answers() {
+async fn no_secret_is_in_logs_metrics_or_responses() {
     let dir = TestDir::new();
     let outbox = dir.outbox("shop.db").await;
     let text = TWO_FILES
@@ -442,7 +442,7 @@ async fn no_secret_is_told_in_logs_metrics_or_answers() {
 
 /// On the servers in environment variables.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_delivers_from_servers() {
+async fn a_relay_delivers_from_servers() {
     if let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") {
         let outbox = OutboxBuilder::new().table("cfg_daemon").postgres(&url).await.unwrap();
         outbox.migrate().await.unwrap();
@@ -485,7 +485,7 @@ async fn each_database(dir: &TestDir, mut test: impl AsyncFnMut(&str, &str)) {
 /// it deletes DONE events; undelivered events only with `delete-undelivered`, and by
 /// their age.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writer_only_delivers_nothing_and_purges_by_age_if_it_is_told_to() {
+async fn writer_only_delivers_nothing_and_purges_by_age_if_configured() {
     let dir = TestDir::new();
     each_database(&dir, async |url, two_days_ago| {
         let table = format!("writer_only_{}", std::process::id());

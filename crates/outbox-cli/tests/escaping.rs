@@ -7,7 +7,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
 
 use common::{RunOutput, TestTarget};
-use outbox::store::JoinAct;
+use outbox::store::JoinCommand;
 use outbox::{EventId, JoinId, NewJoin};
 
 /// Terminal controls, line separators, and marks that change the direction of text.
@@ -53,7 +53,7 @@ async fn tables_pages_and_messages_are_escaped() {
     let target = hostile().await;
     let join = JoinId::from("join-7");
     let new = NewJoin::of(1).group(FORGED.replace('\u{2028}', " ")).metadata(FORGED);
-    target.store.join(&JoinAct::Start { id: join.clone(), join: new }).await.unwrap();
+    target.store.join(&JoinCommand::Start { id: join.clone(), join: new }).await.unwrap();
     let shown = target.run(&["status"]).expect(0);
     assert!(shown.out.contains(r"y\n2026"), "{}", shown.out);
     is_clean(&shown);

@@ -32,7 +32,7 @@ async fn missing_tables_are_reported() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payload_is_shown_to_those_who_ask_and_to_nobody_else() {
+async fn payloads_are_shown_only_on_request() {
     let target = TestTarget::sqlite().await;
     let ids = target.write([event("a").ordering_key("k"), event("b").ordering_key("k"), event("c")]).await;
     target.settle(|e| if e.event_type() == "a" { dead("no") } else { Verdict::Released }).await;

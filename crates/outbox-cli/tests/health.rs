@@ -137,14 +137,14 @@ async fn reports_failing_takes(url: &str, table: &str, mode: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_relay_whose_takes_fail_is_not_ready_and_says_why_on_sqlite() {
+async fn a_relay_whose_takes_fail_is_not_ready_and_reports_why_on_sqlite() {
     let dir = TestDir::new();
     let _outbox = dir.outbox("shop.db").await;
     reports_failing_takes(&dir.url("shop.db"), "outbox_event", "multi-node").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_relay_whose_takes_fail_is_not_ready_and_says_why_on_servers() {
+async fn a_relay_whose_takes_fail_is_not_ready_and_reports_why_on_servers() {
     let table = format!("health_{}", std::process::id());
     if let Ok(url) = std::env::var("OUTBOX_TEST_POSTGRES") {
         OutboxBuilder::new().table(&table).postgres(&url).await.unwrap().migrate().await.unwrap();

@@ -19,10 +19,10 @@ fn event(event_type: &str) -> EventBuilder {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_of_the_log_that_were_passed_over_are_listed() {
+async fn skipped_events_of_the_log_are_listed() {
     for target in TestTarget::all().await {
         let log = target.store.log().unwrap();
-        log.register(&[(outbox::PairId::new("orders", "nats"), false)]).await.unwrap();
+        log.register(&[(outbox::SubscriptionId::new("orders", "nats"), false)]).await.unwrap();
         target.run(&["log", "unreadable"]).expect(3);
         assert!(!target.run(&["log", "status"]).expect(0).err.contains("skipped unreadable events"));
 
@@ -47,14 +47,14 @@ async fn events_of_the_log_that_were_passed_over_are_listed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn publishers_are_told_paused_resumed_and_reset() {
+async fn publishers_are_listed_paused_resumed_and_reset() {
     for target in TestTarget::all().await {
         target.run(&["log", "status"]).expect(3);
         let log = target.store.log().unwrap();
         let events: Vec<Event> = (0..5).map(|n| event("n").tag("n", n).build().unwrap()).collect();
         let _ = log.append(&events, &Default::default()).await.unwrap();
         let pairs = [("audit", "kafka"), ("orders", "kafka"), ("orders", "nats")];
-        let pairs = pairs.map(|(topic, publisher)| (outbox::PairId::new(topic, publisher), false));
+        let pairs = pairs.map(|(topic, publisher)| (outbox::SubscriptionId::new(topic, publisher), false));
         log.register(&pairs).await.unwrap();
         let status = |topic: &str, publisher: &str| {
             let arguments = ["log", "status", "--topic", topic, "--publisher", publisher, "--json"];
@@ -113,7 +113,7 @@ async fn the_log_is_read_by_tag_type_and_position() {
         ] {
             assert_eq!(read(arguments), expected, "{arguments:?}");
         }
-        log.register(&[(outbox::PairId::new("orders", "nats"), false)]).await.unwrap();
+        log.register(&[(outbox::SubscriptionId::new("orders", "nats"), false)]).await.unwrap();
         target.run(&["log", "reset", "orders", "nats", "--to", "4"]).expect(0);
         assert_eq!(read(&["--topic", "orders", "--publisher", "nats"]), [5, 6]);
         target.run(&["log", "read", "--topic", "unknown"]).expect(3);
@@ -126,7 +126,7 @@ async fn the_log_is_read_by_tag_type_and_position() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn joins_are_listed_shown_and_cancelled() {
-    use outbox::store::JoinAct;
+    use outbox::store::JoinCommand;
     use outbox::{JoinId, NewJoin};
 
     for target in TestTarget::all().await {
@@ -134,8 +134,8 @@ async fn joins_are_listed_shown_and_cancelled() {
         let steps = target.write([event("step"), event("bad"), event("waits")]).await;
         let id = JoinId::from("01JD3V7Q0Z6W4T0M1S2K8N5R9X");
         let join = NewJoin::of(4).group("customer-42").metadata("phase one");
-        target.store.join(&JoinAct::Start { id: id.clone(), join }).await.unwrap();
-        let attach = JoinAct::Attach { join: id.clone(), home: String::new(), steps: steps.clone() };
+        target.store.join(&JoinCommand::Start { id: id.clone(), join }).await.unwrap();
+        let attach = JoinCommand::Attach { join: id.clone(), home: String::new(), steps: steps.clone() };
         target.store.join(&attach).await.unwrap();
         target
             .settle(|e| match e.event_type().as_str() {
@@ -170,7 +170,7 @@ async fn joins_are_listed_shown_and_cancelled() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn status_tells_how_an_outbox_is_doing() {
+async fn status_shows_the_state_of_an_outbox() {
     for target in TestTarget::all().await {
         target.write([event("a"), event("b"), event("c"), event("c")]).await;
         target
@@ -318,7 +318,7 @@ async fn a_watch_repeats_and_exits_cleanly_on_ctrl_c() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn databases_are_listed_with_what_is_wrong_with_them() {
+async fn databases_are_listed_with_their_problems() {
     let target = TestTarget::sqlite().await;
     target.write([event("a")]).await;
     let folder = tempfile::tempdir().unwrap();

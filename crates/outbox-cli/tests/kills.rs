@@ -39,7 +39,7 @@ async fn events_in_flight_of_a_killed_relay_are_delivered() {
 /// The sessions of the pooler outlive the killed relay, and the transactions of the relay in them
 /// are rolled back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_killed_relay_behind_a_pooler_had_in_hand_arrives_all_the_same() {
+async fn events_in_flight_of_a_killed_relay_behind_a_pooler_are_delivered() {
     let Some(url) = postgres() else { return };
     let pooler = Plan::pgbouncer(&url);
     if pooler.is_here() {

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use outbox::{Failure, Fate, Outgoing, PublishError};
+use outbox::{EventResult, Failure, Outgoing, PublishError};
 
 /// Sends a batch in sub-batches with at most one event of each ordering key, and collects the
 /// result of each event. A later event of a key is only sent once the destination has confirmed the
@@ -26,7 +26,7 @@ use outbox::{Failure, Fate, Outgoing, PublishError};
 #[derive(Debug)]
 pub struct KeyedBatches<'a> {
     events: &'a [Outgoing],
-    fates: Vec<Fate>,
+    fates: Vec<EventResult>,
     /// Indexes of unsent events, in order.
     pending: Vec<usize>,
     /// Keys with an event that is not published.
@@ -36,7 +36,7 @@ pub struct KeyedBatches<'a> {
 impl<'a> KeyedBatches<'a> {
     /// Splits this batch.
     pub fn new(events: &'a [Outgoing]) -> Self {
-        let fates = vec![Fate::Untried; events.len()];
+        let fates = vec![EventResult::NotAttempted; events.len()];
         Self { events, fates, pending: (0..events.len()).collect(), blocked_keys: HashSet::new() }
     }
 
@@ -65,7 +65,7 @@ impl<'a> KeyedBatches<'a> {
 
     /// Reports that the destination confirmed this event.
     pub fn published(&mut self, index: usize) {
-        self.fates[index] = Fate::Published;
+        self.fates[index] = EventResult::Published;
         if let Some(key) = self.events[index].ordering_key() {
             self.blocked_keys.remove(key);
         }
@@ -73,12 +73,12 @@ impl<'a> KeyedBatches<'a> {
 
     /// Reports that this event failed.
     pub fn failed(&mut self, index: usize, failure: Failure) {
-        self.fates[index] = Fate::Failed(failure);
+        self.fates[index] = EventResult::Failed(failure);
     }
 
     /// Returns the result of the batch.
     pub fn finish(self) -> Result<(), PublishError> {
-        if self.fates.iter().all(|fate| *fate == Fate::Published) {
+        if self.fates.iter().all(|fate| *fate == EventResult::Published) {
             return Ok(());
         }
         Err(PublishError::each(self.fates))

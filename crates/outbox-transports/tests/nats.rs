@@ -17,7 +17,7 @@ use common::{
     is_dead, numbered, of_size,
 };
 use futures_util::future::join_all;
-use outbox::{Event, Fate, Outgoing, Publisher};
+use outbox::{Event, EventResult, Outgoing, Publisher};
 use outbox_testbed::{Plan, Proxy, Server};
 use outbox_transports::{Guarantees, Nats, NatsSettings};
 
@@ -205,7 +205,7 @@ async fn abandoned_messages_are_never_sent_later() {
     });
     let error = outcome.unwrap_err();
     assert!(error.is_unavailable(), "{error}");
-    let published = (0..900).filter(|&index| error.fate(index) == Some(Fate::Published)).count();
+    let published = (0..900).filter(|&index| error.fate(index) == Some(EventResult::Published)).count();
     tokio::time::sleep(Duration::from_secs(1)).await;
     let arrived = messages(&server).await;
     assert!(published as u64 <= arrived && arrived < 300, "{published} were confirmed, {arrived} arrived");
@@ -365,7 +365,10 @@ async fn a_publisher_whose_only_subject_is_denied_is_unavailable_at_once() {
     assert!(error.is_unavailable(), "no event is to blame: {error}");
     assert!(error.to_string().to_lowercase().contains("permissions violation"), "{error}");
     assert!(started.elapsed() < ack_timeout, "does not wait for the acknowledgement timeout");
-    assert_eq!((error.fate(0), error.fate(1)), (Some(Fate::Untried), Some(Fate::Untried)));
+    assert_eq!(
+        (error.fate(0), error.fate(1)),
+        (Some(EventResult::NotAttempted), Some(EventResult::NotAttempted))
+    );
 }
 
 #[tokio::test]
@@ -385,8 +388,8 @@ async fn a_missing_stream_of_one_tenant_is_the_failure_of_its_events() {
     wait_until_healthy(&publisher).await;
     let error = publisher.publish_batch(&[of("orders"), of("nowhere"), of("orders")]).await.unwrap_err();
     assert!(!error.is_unavailable(), "{error}");
-    assert_eq!((error.fate(0), error.fate(2)), (Some(Fate::Published), Some(Fate::Published)));
-    let Some(Fate::Failed(failure)) = error.fate(1) else { panic!("{error}") };
+    assert_eq!((error.fate(0), error.fate(2)), (Some(EventResult::Published), Some(EventResult::Published)));
+    let Some(EventResult::Failed(failure)) = error.fate(1) else { panic!("{error}") };
     assert!(failure.to_string().contains("no stream accepts the subject `nowhere.placed`"), "{failure}");
     wait_until_healthy(&publisher).await;
 }
@@ -409,7 +412,7 @@ async fn a_denied_subject_is_named() {
     let event = |kind: &str| Outgoing::new(Event::new(kind).json(&1).build().unwrap());
     let error = publisher.publish_batch(&[event("forbidden"), event("allowed")]).await.unwrap_err();
     assert!(!error.is_unavailable() && error.to_string().contains("orders.forbidden"), "{error}");
-    assert_eq!(error.fate(1), Some(Fate::Published));
+    assert_eq!(error.fate(1), Some(EventResult::Published));
 }
 
 #[tokio::test]
@@ -418,10 +421,10 @@ async fn an_event_with_an_invalid_subject_is_dead_and_the_others_arrive() {
     let event = |kind: &str| Outgoing::new(Event::new(kind).json(&1).build().unwrap());
     let error = publisher.publish_batch(&[event("a..b"), event("fine"), event("a*")]).await.unwrap_err();
     for (index, expected) in [(0, "`orders.a..b`"), (2, "`orders.a*`")] {
-        let Some(Fate::Failed(failure)) = error.fate(index) else { panic!("{:?}", error.fate(index)) };
+        let Some(EventResult::Failed(failure)) = error.fate(index) else { panic!("{:?}", error.fate(index)) };
         assert!(is_dead(&failure) && failure.to_string().contains(expected), "{failure}");
     }
-    assert_eq!((error.fate(1), messages(&server).await), (Some(Fate::Published), 1));
+    assert_eq!((error.fate(1), messages(&server).await), (Some(EventResult::Published), 1));
 }
 
 #[tokio::test]
@@ -429,9 +432,9 @@ async fn an_event_that_is_too_large_for_the_stream_is_dead() {
     let stream = Config { max_message_size: 1_000, ..Config::default() };
     let Some((_server, publisher)) = served(Plan::nats(), stream, |_, _| {}).await else { return };
     let error = publisher.publish_batch(&[of_size(2_000, None), numbered(1, None)]).await.unwrap_err();
-    let Some(Fate::Failed(failure)) = error.fate(0) else { panic!("{:?}", error.fate(0)) };
+    let Some(EventResult::Failed(failure)) = error.fate(0) else { panic!("{:?}", error.fate(0)) };
     assert!(is_dead(&failure) && failure.to_string().contains("bytes"), "{failure}");
-    assert_eq!(error.fate(1), Some(Fate::Published));
+    assert_eq!(error.fate(1), Some(EventResult::Published));
 }
 
 #[tokio::test]
@@ -440,6 +443,6 @@ async fn a_full_stream_is_retried() {
     let Some((_server, publisher)) = served(Plan::nats(), stream, |_, _| {}).await else { return };
     publisher.publish_batch(&[numbered(1, None)]).await.unwrap();
     let error = publisher.publish_batch(&[numbered(2, None)]).await.unwrap_err();
-    let Some(Fate::Failed(failure)) = error.fate(0) else { panic!("{:?}", error.fate(0)) };
+    let Some(EventResult::Failed(failure)) = error.fate(0) else { panic!("{:?}", error.fate(0)) };
     assert!(!is_dead(&failure) && failure.to_string().contains("maximum messages exceeded"), "{failure}");
 }

@@ -12,7 +12,7 @@ use common::{
     Destination, Harness, MAX_STALL, PASSWORD, PublisherOptions, Received, SOURCE, Sharing, USER, Wait,
     numbered,
 };
-use outbox::{Event, Fate, Outgoing, Publisher};
+use outbox::{Event, EventResult, Outgoing, Publisher};
 use outbox_testbed::{Plan, Proxy, Server};
 use outbox_transports::{Guarantees, Redis, RedisSettings};
 use redis::aio::MultiplexedConnection;
@@ -252,7 +252,10 @@ async fn a_server_without_memory_is_unavailable_and_no_event_fails() {
     assert!(publisher.health().await.is_err());
     let error = publisher.publish_batch(&[numbered(1, Some("k")), numbered(2, Some("k"))]).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("OOM"), "{error}");
-    assert_eq!((error.fate(0), error.fate(1)), (Some(Fate::Untried), Some(Fate::Untried)));
+    assert_eq!(
+        (error.fate(0), error.fate(1)),
+        (Some(EventResult::NotAttempted), Some(EventResult::NotAttempted))
+    );
 }
 
 #[tokio::test]
@@ -323,7 +326,7 @@ async fn a_key_that_is_not_a_stream_fails_only_its_events() {
     let event = |kind: &str| Outgoing::new(Event::new(kind).json(&1).build().unwrap());
     let error = publisher.publish_batch(&[event("taken"), event("orders")]).await.unwrap_err();
     assert!(!error.is_unavailable() && error.to_string().contains("`taken` is not a stream"), "{error}");
-    assert_eq!(error.fate(1), Some(Fate::Published));
+    assert_eq!(error.fate(1), Some(EventResult::Published));
     assert_eq!(length(&server).await, 1);
 }
 

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::routing::get;
-use outbox::{Cx, Event, Failure, LogPublisher, Outbox, Topic};
+use outbox::{Cx, Event, Failure, Outbox, Topic, TracingPublisher};
 use outbox_web::{Role, Token, Web};
 use sqlx::Sqlite;
 use tokio::net::TcpListener;
@@ -31,7 +31,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .ordered()
         .on_type("order.placed", async |cx: Cx| println!("order {}", cx.id()))
         .on_type("bill.sent", async |_: Cx| Err::<(), _>(Failure::dead("the printer is on fire")))
-        .publish(Topic::new("orders").to(LogPublisher::new()))
+        .publish(Topic::new("orders").to(TracingPublisher::new()))
         .start()
         .await?;
     fill(&outbox).await?;

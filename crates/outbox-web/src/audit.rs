@@ -1,6 +1,6 @@
 //! Changes with an audit entry: stored before the change, completed with its outcome.
 
-use outbox::store::Deed;
+use outbox::store::AuditEntry;
 use outbox::{Admin, OpenAudit};
 
 use crate::auth::Caller;
@@ -10,7 +10,7 @@ use crate::problem::{ApiResult, Problem};
 /// A change to be made, with its audit entry.
 pub(crate) struct AuditedChange<'a> {
     pub(crate) database: &'a Database,
-    entry: Deed,
+    entry: AuditEntry,
 }
 
 /// Result of a change.
@@ -33,7 +33,7 @@ impl<'a> AuditedChange<'a> {
         action: &str,
         target: impl Into<String>,
     ) -> Self {
-        let entry = Deed {
+        let entry = AuditEntry {
             actor: caller.name.clone(),
             via: "api".to_owned(),
             action: action.to_owned(),

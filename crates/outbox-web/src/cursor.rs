@@ -3,7 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, Datelike as _};
-use outbox::store::{Cursor, Shelf};
+use outbox::store::{Cursor, StatusGroup};
 use sha2::{Digest as _, Sha256};
 
 use crate::problem::{ApiResult, Problem};
@@ -14,7 +14,7 @@ const VERSION: u8 = 1;
 /// A cursor and the list that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageCursor {
-    pub(crate) shelf: Shelf,
+    pub(crate) shelf: StatusGroup,
     pub(crate) newest_first: bool,
     pub(crate) at: Cursor,
 }
@@ -28,7 +28,7 @@ impl PageCursor {
     }
 
     /// Rejects a cursor that this server did not encode, or that belongs to another list.
-    pub(crate) fn decode(text: &str, shelf: Shelf, newest_first: bool) -> ApiResult<Cursor> {
+    pub(crate) fn decode(text: &str, shelf: StatusGroup, newest_first: bool) -> ApiResult<Cursor> {
         let bytes = decode_checked(text).ok_or_else(invalid_cursor)?;
         let [VERSION, of_shelf, direction, rest @ ..] = bytes.as_slice() else {
             return Err(invalid_cursor());
@@ -60,11 +60,11 @@ pub(crate) fn decode_id(text: &str) -> ApiResult<String> {
     is_id.then_some(id).ok_or_else(invalid_cursor)
 }
 
-fn code(shelf: Shelf) -> u8 {
+fn code(shelf: StatusGroup) -> u8 {
     match shelf {
-        Shelf::Pending => b'p',
-        Shelf::Done => b'd',
-        Shelf::Dead => b'x',
+        StatusGroup::Pending => b'p',
+        StatusGroup::Done => b'd',
+        StatusGroup::Dead => b'x',
     }
 }
 
@@ -92,29 +92,29 @@ mod tests {
     #[test]
     fn a_cursor_is_decoded_unchanged_and_only_for_its_own_list() {
         let at = Cursor { at: DateTime::from_timestamp_micros(1_700_000_000_123_456).unwrap(), seq: -7 };
-        for shelf in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
+        for shelf in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
             let text = PageCursor { shelf, newest_first: true, at }.encode();
             assert_eq!(PageCursor::decode(&text, shelf, true).unwrap(), at);
             assert!(PageCursor::decode(&text, shelf, false).is_err());
         }
-        let dead = PageCursor { shelf: Shelf::Dead, newest_first: true, at }.encode();
-        assert!(PageCursor::decode(&dead, Shelf::Done, true).is_err());
+        let dead = PageCursor { shelf: StatusGroup::Dead, newest_first: true, at }.encode();
+        assert!(PageCursor::decode(&dead, StatusGroup::Done, true).is_err());
         assert!(decode_id(&dead).is_err());
     }
 
     #[test]
     fn a_modified_cursor_is_rejected() {
         let at = Cursor { at: DateTime::from_timestamp_micros(0).unwrap(), seq: 1 };
-        let text = PageCursor { shelf: Shelf::Dead, newest_first: false, at }.encode();
+        let text = PageCursor { shelf: StatusGroup::Dead, newest_first: false, at }.encode();
         for n in 0..text.len() {
             let mut wrong = text.clone().into_bytes();
             wrong[n] = if wrong[n] == b'A' { b'B' } else { b'A' };
             let wrong = String::from_utf8(wrong).unwrap();
-            assert!(PageCursor::decode(&wrong, Shelf::Dead, false).is_err(), "{wrong}");
+            assert!(PageCursor::decode(&wrong, StatusGroup::Dead, false).is_err(), "{wrong}");
         }
         for wrong in ["", "A", "!!!!", "AAAA", "e30", &text[..10]] {
             assert!(
-                PageCursor::decode(wrong, Shelf::Dead, false).is_err() && decode_id(wrong).is_err(),
+                PageCursor::decode(wrong, StatusGroup::Dead, false).is_err() && decode_id(wrong).is_err(),
                 "{wrong}"
             );
         }
@@ -128,8 +128,8 @@ mod tests {
     fn an_impossible_position_is_rejected_despite_a_valid_checksum() {
         for year in ["-0001", "+10000", "+262142"] {
             let at = Cursor { at: format!("{year}-01-01T00:00:00Z").parse().unwrap(), seq: 1 };
-            let text = PageCursor { shelf: Shelf::Dead, newest_first: false, at }.encode();
-            assert!(PageCursor::decode(&text, Shelf::Dead, false).is_err(), "{year}");
+            let text = PageCursor { shelf: StatusGroup::Dead, newest_first: false, at }.encode();
+            assert!(PageCursor::decode(&text, StatusGroup::Dead, false).is_err(), "{year}");
         }
         for id in ["", "a\0b", &"x".repeat(37)] {
             assert!(decode_id(&encode_id(id)).is_err(), "{id:?}");

@@ -1,7 +1,7 @@
 //! Filters for events. Each field has a fixed name; values are bound as parameters and never become
 //! part of a statement.
 
-use outbox::store::{Filter, PageAsk, SharedStore, Shelf};
+use outbox::store::{Filter, PageRequest, SharedStore, StatusGroup};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -101,9 +101,14 @@ const PAGES: usize = 10;
 
 /// Counts matching events with a status. Bounded: stops at ten thousand matches, or after two
 /// hundred thousand scanned rows.
-pub(crate) async fn count(store: &SharedStore, shelf: Shelf, filter: &Filter) -> ApiResult<Count> {
-    let mut request =
-        PageAsk { shelf, filter: filter.clone(), limit: PAGE, look_at: SCAN_LIMIT, ..PageAsk::default() };
+pub(crate) async fn count(store: &SharedStore, shelf: StatusGroup, filter: &Filter) -> ApiResult<Count> {
+    let mut request = PageRequest {
+        shelf,
+        filter: filter.clone(),
+        limit: PAGE,
+        look_at: SCAN_LIMIT,
+        ..PageRequest::default()
+    };
     let mut count = 0;
     for _ in 0..PAGES {
         let page = store.page(&request).await?;

@@ -179,7 +179,7 @@ impl From<Error> for Problem {
         let unavailable =
             |detail: String| Problem::new(Kind::Unavailable, detail).retry_after(UNAVAILABLE_RETRY);
         match &error {
-            Error::UnknownPair { .. } => Problem::not_found(error.to_string())
+            Error::UnknownSubscription { .. } => Problem::not_found(error.to_string())
                 .advice("GET /api/outbox/publishers lists publishers; a publisher is listed once it has been started."),
             Error::BeyondHead { .. } => {
                 Problem::invalid(error.to_string()).advice("Use `\"to\": \"end\"` for the end of the log.")

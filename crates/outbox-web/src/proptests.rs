@@ -8,7 +8,7 @@ use axum::response::IntoResponse as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::DateTime;
-use outbox::store::{Cursor, Shelf};
+use outbox::store::{Cursor, StatusGroup};
 use proptest::prelude::*;
 use sha2::{Digest as _, Sha256};
 
@@ -36,8 +36,8 @@ fn status(problem: Problem) -> StatusCode {
     problem.into_response().status()
 }
 
-fn shelf() -> impl Strategy<Value = Shelf> {
-    prop::sample::select(vec![Shelf::Pending, Shelf::Done, Shelf::Dead])
+fn shelf() -> impl Strategy<Value = StatusGroup> {
+    prop::sample::select(vec![StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead])
 }
 
 /// A cursor with any time that an event can have.
@@ -164,7 +164,7 @@ proptest! {
     #[test]
     fn a_forged_cursor_is_rejected_or_usable(bytes in like_a_cursor(), has_checksum: bool) {
         let text = if has_checksum { with_checksum(bytes) } else { URL_SAFE_NO_PAD.encode(bytes) };
-        match PageCursor::decode(&text, Shelf::Pending, false) {
+        match PageCursor::decode(&text, StatusGroup::Pending, false) {
             Ok(at) => prop_assert!(has_checksum && (0..253_402_300_800_000_000).contains(&at.at.timestamp_micros())),
             Err(problem) => prop_assert_eq!(status(problem), StatusCode::UNPROCESSABLE_ENTITY),
         }

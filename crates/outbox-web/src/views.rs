@@ -1,7 +1,7 @@
 //! Response types used by several routes.
 
 use chrono::{DateTime, Utc};
-use outbox::store::{Counted, EventRow};
+use outbox::store::{BoundedCount, EventRow};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -15,8 +15,8 @@ pub(crate) struct Count {
     pub(crate) more: bool,
 }
 
-impl From<Counted> for Count {
-    fn from(counted: Counted) -> Self {
+impl From<BoundedCount> for Count {
+    fn from(counted: BoundedCount) -> Self {
         Self { count: counted.count, more: counted.more }
     }
 }

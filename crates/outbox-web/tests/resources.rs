@@ -5,8 +5,8 @@ mod common;
 use std::time::Duration;
 
 use common::{ADMIN, OPERATE, TestServer};
-use outbox::store::{Holder, JoinAct, Verdict};
-use outbox::{Event, JoinId, NewJoin, PairId};
+use outbox::store::{Holder, JoinCommand, Verdict};
+use outbox::{Event, JoinId, NewJoin, SubscriptionId};
 use serde_json::{Value, json};
 
 /// Runs the body on every available database.
@@ -449,7 +449,8 @@ async fn a_payload_that_is_too_large_to_be_shown_is_told_by_its_size() {
 async fn publishers_are_shown_paused_resumed_and_reset() {
     on_all_databases!(server, {
         let log = server.store.log().unwrap();
-        let pairs = ["wallet-events", "audit"].map(|topic| (PairId::new(topic, "KafkaPublisher"), false));
+        let pairs =
+            ["wallet-events", "audit"].map(|topic| (SubscriptionId::new(topic, "KafkaPublisher"), false));
         log.register(&pairs).await.unwrap();
         let append = Event::new("DepositMade").tag("wallet", "w1").json(&1).build().unwrap();
         let _ = log.append(&[append], &Default::default()).await.unwrap();
@@ -518,14 +519,15 @@ async fn joins_are_listed_shown_and_cancelled() {
         for n in 0..3 {
             let id = JoinId::from(format!("join-{n}"));
             let join = NewJoin::of(2).group("import").metadata("by hand");
-            server.store.join(&JoinAct::Start { id: id.clone(), join }).await.unwrap();
+            server.store.join(&JoinCommand::Start { id: id.clone(), join }).await.unwrap();
             joins.push(id);
         }
         let steps = [
             server.write(Event::new("step").json(&1)).await,
             server.write(Event::new("step").json(&2)).await,
         ];
-        let attach = JoinAct::Attach { join: joins[0].clone(), home: String::new(), steps: steps.to_vec() };
+        let attach =
+            JoinCommand::Attach { join: joins[0].clone(), home: String::new(), steps: steps.to_vec() };
         server.store.join(&attach).await.unwrap();
 
         let first = server.read("/api/outbox/joins?limit=2&group=import&status=pending").await;

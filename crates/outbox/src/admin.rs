@@ -164,8 +164,8 @@ impl Admin {
     /// # Ok(()) }
     /// ```
     pub async fn explain(&self, id: &EventId) -> Result<Explanation> {
-        let error = match self.store.circumstances(id).await {
-            Ok(circumstances) => return Ok(Explanation::of(id, &circumstances)),
+        let error = match self.store.delivery_facts(id).await {
+            Ok(delivery_facts) => return Ok(Explanation::of(id, &delivery_facts)),
             Err(error) => error,
         };
         // Tables of another schema version may lack the columns of the query: then the version is

@@ -44,9 +44,9 @@ const TRACKED: usize = 10_000;
 ///
 /// ```
 /// use std::time::Duration;
-/// use outbox::{Backoff, Destination, LogPublisher};
+/// use outbox::{Backoff, Destination, TracingPublisher};
 ///
-/// let broker = Destination::new(LogPublisher::new());
+/// let broker = Destination::new(TracingPublisher::new());
 /// let patient = broker.clone().retry(Backoff::default().max_attempts(50));
 /// assert_eq!(broker.name(), "log");
 /// assert!(patient.outage().is_none());

@@ -156,7 +156,7 @@ pub enum Error {
 
     /// No such topic and publisher.
     #[error("there is no publisher {publisher:?}{}", .topic.as_ref().map(|t| format!(" of topic {t:?}")).unwrap_or_default())]
-    UnknownPair {
+    UnknownSubscription {
         /// The publisher's name.
         publisher: String,
         /// The topic's name, if one was given.
@@ -396,7 +396,7 @@ fn mysql_number(_: &dyn sqlx::error::DatabaseError) -> Option<u16> {
 
 impl fmt::Display for DatabaseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Told(&self.0).fmt(f)?;
+        RedactedError(&self.0).fmt(f)?;
         match self.storage_fault() {
             Some(fault) => write!(f, " (the database: {fault})"),
             None => Ok(()),
@@ -405,9 +405,9 @@ impl fmt::Display for DatabaseError {
 }
 
 /// Shows a driver's error without row data.
-pub(crate) struct Told<'a>(pub(crate) &'a sqlx::Error);
+pub(crate) struct RedactedError<'a>(pub(crate) &'a sqlx::Error);
 
-impl fmt::Display for Told<'_> {
+impl fmt::Display for RedactedError<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             sqlx::Error::Database(e) => {

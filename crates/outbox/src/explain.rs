@@ -1,6 +1,6 @@
 //! Explains why an event has not been delivered yet.
 //!
-//! A pure function of the facts in the database ([`Circumstances`]): no clock, no query.
+//! A pure function of the facts in the database ([`DeliveryFacts`]): no clock, no query.
 
 mod display;
 
@@ -13,11 +13,11 @@ use crate::handler::split_detail;
 use crate::store::{Node, NodeId, RelayTask, Status, StoredEvent, TaskError, takers};
 
 /// Maximum number of events counted before an event.
-pub(crate) const MOST_COUNTED: u64 = 10_000;
+pub(crate) const MAX_COUNTED: u64 = 10_000;
 
 /// Everything in the database that decides when an event is delivered.
 #[derive(Clone, Debug, Default)]
-pub struct Circumstances {
+pub struct DeliveryFacts {
     /// The database's time.
     pub now: DateTime<Utc>,
     /// The event, if it exists. Stores may leave out its payload and headers, and those of the
@@ -32,7 +32,7 @@ pub struct Circumstances {
     /// Leader of the whole table: a `single_node` relay.
     pub leader: Option<NodeId>,
     /// Whether any event is leased now.
-    pub somebody_holds: bool,
+    pub any_leased: bool,
     /// When an event last became DONE or DEAD, among those still in the table.
     pub last_settled: Option<DateTime<Utc>>,
     /// Relays with a presence row, and their announced state.
@@ -220,12 +220,13 @@ const AT_WORK: chrono::Duration = chrono::Duration::minutes(1);
 
 impl Explanation {
     /// Explains the event from the facts in the database.
-    pub fn of(id: &EventId, circumstances: &Circumstances) -> Self {
-        let now = circumstances.now;
-        let Some(event) = &circumstances.event else {
+    pub fn of(id: &EventId, delivery_facts: &DeliveryFacts) -> Self {
+        let now = delivery_facts.now;
+        let Some(event) = &delivery_facts.event else {
             return Self { event_id: id.clone(), asked_at: now, event: None, reasons: vec![Reason::Unknown] };
         };
-        let reasons = Analysis { circumstances, event, due_before: Some(circumstances.due_before) }.reasons();
+        let reasons =
+            Analysis { delivery_facts, event, due_before: Some(delivery_facts.due_before) }.reasons();
         Self { event_id: id.clone(), asked_at: now, event: Some(EventFacts::of(event)), reasons }
     }
 
@@ -257,7 +258,7 @@ impl EventFacts {
 
 /// An event and the facts around it.
 struct Analysis<'a> {
-    circumstances: &'a Circumstances,
+    delivery_facts: &'a DeliveryFacts,
     event: &'a StoredEvent,
     /// Unknown for an event that is only ahead of the requested one.
     due_before: Option<u64>,
@@ -271,7 +272,7 @@ fn reason_of(event: &StoredEvent) -> Option<String> {
 
 impl Analysis<'_> {
     fn reasons(&self) -> Vec<Reason> {
-        let (event, now) = (self.event, self.circumstances.now);
+        let (event, now) = (self.event, self.delivery_facts.now);
         match event.status {
             Status::Done => return vec![Reason::Done { at: event.done_at, by: event.done_by.clone() }],
             Status::Dead => {
@@ -323,7 +324,7 @@ impl Analysis<'_> {
 
     /// The reason for a lease that has not expired.
     fn held(&self, by: NodeId, until: DateTime<Utc>) -> Reason {
-        let Circumstances { now, nodes, .. } = self.circumstances;
+        let DeliveryFacts { now, nodes, .. } = self.delivery_facts;
         let Some(vanished) = nodes.iter().find(|node| node.node == by && !node.is_running()) else {
             return Reason::Held { by, until };
         };
@@ -345,7 +346,7 @@ impl Analysis<'_> {
     /// Earlier events of the key, the first one first: with [`OnDead::Hold`](crate::OnDead) the
     /// dead event blocks the key, with `OnDead::Skip` the pending one.
     fn behind(&self) -> Vec<Reason> {
-        let ahead = [&self.circumstances.dead_ahead, &self.circumstances.pending_ahead];
+        let ahead = [&self.delivery_facts.dead_ahead, &self.delivery_facts.pending_ahead];
         let before = |other: &&StoredEvent| other.seq < self.event.seq;
         let mut ahead: Vec<&StoredEvent> = ahead.into_iter().flatten().filter(before).collect();
         ahead.sort_by_key(|event| event.seq);
@@ -357,8 +358,8 @@ impl Analysis<'_> {
             Ok(event) => event.id().clone(),
             Err(error) => error.id.clone(),
         };
-        let other = Analysis { circumstances: self.circumstances, event, due_before: None };
-        let (asked_at, facts) = (self.circumstances.now, EventFacts::of(event));
+        let other = Analysis { delivery_facts: self.delivery_facts, event, due_before: None };
+        let (asked_at, facts) = (self.delivery_facts.now, EventFacts::of(event));
         Explanation { event_id: id, asked_at, event: Some(facts), reasons: other.reasons() }
     }
 
@@ -366,7 +367,7 @@ impl Analysis<'_> {
     fn outages(&self) -> Vec<Reason> {
         let Ok(event) = &self.event.event else { return Vec::new() };
         let mut reasons: Vec<Reason> = Vec::new();
-        for node in self.circumstances.nodes.iter().filter(|node| node.is_running()) {
+        for node in self.delivery_facts.nodes.iter().filter(|node| node.is_running()) {
             for outage in &node.state.outages {
                 if !outage.types.iter().any(|of| event.event_type() == of.as_str()) {
                     continue;
@@ -395,7 +396,7 @@ impl Analysis<'_> {
     fn unrouted(&self) -> Option<Reason> {
         let event = self.event.event.as_ref().ok()?;
         let (event_type, aggregate_type) = (event.event_type().as_str(), event.aggregate_type().as_str());
-        let Circumstances { nodes, leader, .. } = self.circumstances;
+        let DeliveryFacts { nodes, leader, .. } = self.delivery_facts;
         let takers = takers(nodes, leader.as_ref());
         if takers.is_empty() || takers.iter().any(|node| node.state.routes.takes(event_type, aggregate_type))
         {
@@ -411,7 +412,7 @@ impl Analysis<'_> {
 
     /// The relays that run and deliver.
     fn delivering(&self) -> impl Iterator<Item = &Node> {
-        self.circumstances.nodes.iter().filter(|node| node.is_running() && node.state.active)
+        self.delivery_facts.nodes.iter().filter(|node| node.is_running() && node.state.active)
     }
 
     /// The delivering relays whose task fails, and their errors.
@@ -424,7 +425,7 @@ impl Analysis<'_> {
     /// take it fail.
     fn waiting(&self) -> Option<Reason> {
         let (due_since, due_before) = (self.event.available_at, self.due_before);
-        let Circumstances { now, leader, somebody_holds, last_settled, .. } = self.circumstances;
+        let DeliveryFacts { now, leader, any_leased, last_settled, .. } = self.delivery_facts;
         let takes = |node: &&Node| node.state.health.problem(RelayTask::Take).is_none();
         let relays: Vec<NodeId> = self.delivering().filter(takes).map(|node| node.node.clone()).collect();
         if relays.is_empty() && self.delivering().next().is_some() {
@@ -436,7 +437,7 @@ impl Analysis<'_> {
                 due_since,
                 due_before,
                 at_work: !relays.is_empty()
-                    || *somebody_holds
+                    || *any_leased
                     || last_settled.is_some_and(|at| *now - at < AT_WORK),
                 relays,
                 last_settled: *last_settled,

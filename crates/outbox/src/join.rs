@@ -16,7 +16,7 @@ use crate::error::{EventError, Result};
 use crate::event::{Event, EventId, IntoEvent};
 use crate::outbox::Outbox;
 use crate::sql::Database;
-use crate::store::{JoinAct, SharedStore};
+use crate::store::{JoinCommand, SharedStore};
 use crate::tx::Tx;
 
 /// Type of the events that report the outcome of a step to a join in another database.
@@ -24,7 +24,7 @@ pub(crate) const REPORT: &str = "outbox.join.report";
 
 /// How long a report is retried while its database or join is unknown. The row of its step is kept
 /// for at least as long.
-pub(crate) const REPORT_PATIENCE: Duration = Duration::from_secs(86_400);
+pub(crate) const REPORT_TIMEOUT: Duration = Duration::from_secs(86_400);
 
 /// Maximum length of a grouping key, in characters.
 const MAX_GROUP: usize = 255;
@@ -202,7 +202,7 @@ impl Join {
         Some(if strict && self.failed > 0 { JoinStatus::Failed } else { JoinStatus::Completed })
     }
 
-    pub(crate) fn count(&mut self, change: Change) {
+    pub(crate) fn count(&mut self, change: CounterChange) {
         self.completed = self.completed.saturating_add_signed(change.completed);
         self.failed = self.failed.saturating_add_signed(change.failed);
     }
@@ -210,12 +210,12 @@ impl Join {
 
 /// Change of a join's counters by a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Change {
+pub(crate) struct CounterChange {
     pub(crate) completed: i32,
     pub(crate) failed: i32,
 }
 
-impl Change {
+impl CounterChange {
     /// The change when a step goes from `before` to `now`. A repeated outcome counts once; a
     /// completed step stays completed; a replay completes a failed step.
     pub(crate) fn of(before: Option<Step>, now: Step) -> Option<Self> {
@@ -374,13 +374,13 @@ impl JoinWait {
     }
 
     /// The follow-up after this outbox's size limit and hooks.
-    fn decide<DB: Database>(self, outbox: &Outbox<DB>) -> Result<Decision> {
+    fn decide<DB: Database>(self, outbox: &Outbox<DB>) -> Result<FollowUp> {
         let prepared = |event: Option<Result<Event, EventError>>| -> Result<Option<Event>> {
             let Some(event) = event else { return Ok(None) };
             // A hook may suppress the event, or replace it.
             Ok(outbox.prepare([event?])?.into_iter().next())
         };
-        Ok(Decision {
+        Ok(FollowUp {
             strict: !self.lenient,
             on_complete: prepared(self.on_complete)?,
             on_fail: prepared(self.on_fail)?,
@@ -391,7 +391,7 @@ impl JoinWait {
 /// Follow-up of a join. The ids of the events are fixed with it, so that neither can be written
 /// twice.
 #[derive(Clone, Debug, Default)]
-pub struct Decision {
+pub struct FollowUp {
     /// Whether a dead step fails the join.
     pub strict: bool,
     /// Event to write if the join succeeds.
@@ -496,7 +496,7 @@ impl<DB: Database> Joins<'_, '_, DB> {
     /// Starts a join.
     pub async fn start(&mut self, join: NewJoin) -> Result<Join> {
         join.check()?;
-        self.act(JoinAct::Start { id: JoinId::generate(), join }).await
+        self.act(JoinCommand::Start { id: JoinId::generate(), join }).await
     }
 
     /// Attaches an event to a join as a step. An event that is already settled counts immediately.
@@ -521,7 +521,7 @@ impl<DB: Database> Joins<'_, '_, DB> {
         }
         let steps: Vec<EventId> = steps.into_iter().cloned().collect();
         if !steps.is_empty() {
-            self.run(JoinAct::Attach { join, home, steps }).await?;
+            self.run(JoinCommand::Attach { join, home, steps }).await?;
         }
         Ok(())
     }
@@ -537,28 +537,28 @@ impl<DB: Database> Joins<'_, '_, DB> {
     }
 
     async fn report(&mut self, join: &JoinId, step: &EventId, became: Step) -> Result<Join> {
-        self.act(JoinAct::Report { join: join.clone(), step: step.clone(), became }).await
+        self.act(JoinCommand::Report { join: join.clone(), step: step.clone(), became }).await
     }
 
     /// Sets the follow-up. If all steps are settled, it is written immediately. A join has one
     /// follow-up: setting the same again changes nothing, setting another is an error.
     pub async fn wait(&mut self, join: &JoinId, wait: JoinWait) -> Result<Join> {
         let decision = wait.decide(&self.outbox)?;
-        self.act(JoinAct::Wait { join: join.clone(), decision }).await
+        self.act(JoinCommand::Wait { join: join.clone(), decision }).await
     }
 
     /// Cancels a pending join: no follow-up is written, whatever the outcome of its steps. A closed
     /// join stays unchanged.
     pub async fn cancel(&mut self, join: &JoinId) -> Result<Join> {
-        self.act(JoinAct::Cancel { join: join.clone() }).await
+        self.act(JoinCommand::Cancel { join: join.clone() }).await
     }
 
-    async fn act(&mut self, act: JoinAct) -> Result<Join> {
+    async fn act(&mut self, act: JoinCommand) -> Result<Join> {
         let id = act.join().clone();
         self.run(act).await?.ok_or_else(|| JoinError::Unknown { id }.into())
     }
 
-    async fn run(&mut self, act: JoinAct) -> Result<Option<Join>> {
+    async fn run(&mut self, act: JoinCommand) -> Result<Option<Join>> {
         let acted = match &mut self.tx {
             Some(tx) => self.outbox.join_in(tx, &act).await?,
             None => {
@@ -635,9 +635,9 @@ impl<DB: Database> FanOut<DB> {
         join.check()?;
         let id = JoinId::generate();
         for act in [
-            JoinAct::Start { id: id.clone(), join },
-            JoinAct::Attach { join: id.clone(), home: String::new(), steps: steps.clone() },
-            JoinAct::Wait { join: id.clone(), decision },
+            JoinCommand::Start { id: id.clone(), join },
+            JoinCommand::Attach { join: id.clone(), home: String::new(), steps: steps.clone() },
+            JoinCommand::Wait { join: id.clone(), decision },
         ] {
             outbox.join_in(tx, &act).await?;
         }
@@ -685,13 +685,13 @@ mod tests {
     #[test]
     fn a_step_counts_once_and_only_a_failed_step_changes_its_outcome() {
         use Step::{Completed, Failed};
-        let change = |completed, failed| Some(Change { completed, failed });
-        assert_eq!(Change::of(None, Completed), change(1, 0));
-        assert_eq!(Change::of(None, Failed), change(0, 1));
-        assert_eq!(Change::of(Some(Failed), Completed), change(1, -1));
-        assert_eq!(Change::of(Some(Completed), Completed), None);
-        assert_eq!(Change::of(Some(Completed), Failed), None);
-        assert_eq!(Change::of(Some(Failed), Failed), None);
+        let change = |completed, failed| Some(CounterChange { completed, failed });
+        assert_eq!(CounterChange::of(None, Completed), change(1, 0));
+        assert_eq!(CounterChange::of(None, Failed), change(0, 1));
+        assert_eq!(CounterChange::of(Some(Failed), Completed), change(1, -1));
+        assert_eq!(CounterChange::of(Some(Completed), Completed), None);
+        assert_eq!(CounterChange::of(Some(Completed), Failed), None);
+        assert_eq!(CounterChange::of(Some(Failed), Failed), None);
     }
 
     #[test]

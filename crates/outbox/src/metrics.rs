@@ -40,7 +40,7 @@
 
 use metrics::{Counter, Gauge, counter, gauge};
 
-use crate::log::PairId;
+use crate::log::SubscriptionId;
 use crate::store::RelayTask;
 
 /// Handles to all metrics of the relay, looked up once.
@@ -120,7 +120,7 @@ impl<'a> SubscriptionMetrics<'a> {
         Self { prefix, store }
     }
 
-    fn labels(&self, pair: &PairId) -> [(&'static str, String); 3] {
+    fn labels(&self, pair: &SubscriptionId) -> [(&'static str, String); 3] {
         let SubscriptionMetrics { store, .. } = self;
         [
             ("store", (*store).to_owned()),
@@ -129,11 +129,11 @@ impl<'a> SubscriptionMetrics<'a> {
         ]
     }
 
-    pub(crate) fn counter(&self, name: &str, pair: &PairId) -> Counter {
+    pub(crate) fn counter(&self, name: &str, pair: &SubscriptionId) -> Counter {
         counter!(format!("{}.{name}", self.prefix), &self.labels(pair))
     }
 
-    pub(crate) fn gauge(&self, name: &str, pair: &PairId) -> Gauge {
+    pub(crate) fn gauge(&self, name: &str, pair: &SubscriptionId) -> Gauge {
         gauge!(format!("{}.{name}", self.prefix), &self.labels(pair))
     }
 }

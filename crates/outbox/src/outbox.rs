@@ -15,17 +15,17 @@ use crate::connect::Pooler;
 use crate::error::{EventError, Result};
 use crate::escape::Escaped;
 use crate::event::{Event, EventBuilder, EventId, EventType, IntoEvent, MAX_PAYLOAD};
-use crate::fleet::guarded::Guarded;
+use crate::fleet::guarded::GuardedStore;
 use crate::hook::{Hooks, WriterHook};
 use crate::log::LogAdmin;
 use crate::queue::WorkQueue;
-use crate::relay::hot::{HotDoor, Reserved};
-use crate::relay::tx_dispatch::AnyOutbox;
+use crate::relay::hot::{HotPath, Reserved};
+use crate::relay::tx_dispatch::ErasedOutbox;
 use crate::relay::{Mode, OneOutbox, RelayBuilder};
 use crate::sql::dialect::NewRow;
 use crate::sql::line::Line;
 use crate::sql::{Clock, Database, SqlStore, StoreOptions};
-use crate::store::{Acted, JoinAct, SharedStore, Store};
+use crate::store::{JoinCommand, JoinOutcome, SharedStore, Store};
 use crate::tx::{Receipt, Tx, WrittenBatch};
 
 /// A transactional outbox in a database. Cheap to clone; clones are the same outbox.
@@ -66,9 +66,9 @@ pub struct Outbox<DB: Database> {
 struct Shared<DB: Database> {
     store: Arc<SqlStore<DB>>,
     /// In a fleet: the same store, within the fleet's limits.
-    guarded: Option<Arc<Guarded>>,
+    guarded: Option<Arc<GuardedStore>>,
     hooks: Hooks,
-    door: HotDoor,
+    door: HotPath,
     max_payload: usize,
     /// Whether events without a key get their aggregate as key.
     by_aggregate: Arc<AtomicBool>,
@@ -306,7 +306,7 @@ impl OutboxBuilder {
         self,
         line: Arc<Line<DB>>,
         by_aggregate: Arc<AtomicBool>,
-        guard: impl FnOnce(SharedStore) -> Guarded,
+        guard: impl FnOnce(SharedStore) -> GuardedStore,
     ) -> Result<Outbox<DB>> {
         let store = SqlStore::on_line(line, &self.options)?.shared();
         let guarded = Arc::new(guard(store.clone()));
@@ -316,7 +316,7 @@ impl OutboxBuilder {
     fn finish<DB: Database>(
         self,
         store: Arc<SqlStore<DB>>,
-        guarded: Option<Arc<Guarded>>,
+        guarded: Option<Arc<GuardedStore>>,
         by_aggregate: Arc<AtomicBool>,
     ) -> Outbox<DB> {
         Outbox {
@@ -324,7 +324,7 @@ impl OutboxBuilder {
                 store,
                 guarded,
                 hooks: self.hooks,
-                door: HotDoor::default(),
+                door: HotPath::default(),
                 max_payload: self.max_payload.unwrap_or(MAX_PAYLOAD),
                 by_aggregate,
                 notifying: AtomicBool::new(false),
@@ -379,7 +379,7 @@ impl<DB: Database> Outbox<DB> {
         self.shared.guarded.is_some()
     }
 
-    pub(crate) fn door(&self) -> HotDoor {
+    pub(crate) fn door(&self) -> HotPath {
         self.shared.door.clone()
     }
 
@@ -550,7 +550,10 @@ impl<DB: Database> Outbox<DB> {
     /// for all appends within a short time.
     pub(crate) fn ring_elsewhere(&self) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        if !DB::RINGS || self.shared.guarded.is_some() || self.shared.notifying.swap(true, Ordering::AcqRel) {
+        if !DB::NOTIFIES
+            || self.shared.guarded.is_some()
+            || self.shared.notifying.swap(true, Ordering::AcqRel)
+        {
             return;
         }
         let shared = self.shared.clone();
@@ -566,11 +569,11 @@ impl<DB: Database> Outbox<DB> {
     }
 
     /// Changes a join in a transaction.
-    pub(crate) async fn join_in(&self, tx: &mut Tx<'_, DB>, act: &JoinAct) -> Result<Acted> {
+    pub(crate) async fn join_in(&self, tx: &mut Tx<'_, DB>, act: &JoinCommand) -> Result<JoinOutcome> {
         tx.is_whole()?;
         let acted = self.shared.store.join_on(tx.connection(), act).await;
         match &acted {
-            Ok(Acted { wrote: true, .. }) => {
+            Ok(JoinOutcome { wrote: true, .. }) => {
                 let outbox = self.clone();
                 tx.after_commit(move || outbox.wake());
             }
@@ -681,7 +684,7 @@ impl<DB: Database> Outbox<DB> {
         if mode.orders_by_aggregate() {
             self.shared.by_aggregate.store(true, Ordering::Relaxed);
         }
-        let outbox = Some(Arc::new(self.clone()) as AnyOutbox);
+        let outbox = Some(Arc::new(self.clone()) as ErasedOutbox);
         RelayBuilder::of(OneOutbox { store: self.store(), door: self.door(), outbox }, mode)
     }
 

@@ -23,7 +23,7 @@ const MAX_CONCURRENT: u32 = 1024;
 impl Delivery {
     /// Whether no other suspect may be handled at the same time: an earlier start of this event did
     /// not finish.
-    pub(crate) fn goes_alone(&self) -> bool {
+    pub(crate) fn must_run_alone(&self) -> bool {
         self.suspect.is_some_and(|starts| starts > 0)
     }
 
@@ -56,28 +56,28 @@ impl CrashGuard {
 
 /// Decision about a suspect.
 #[derive(Debug)]
-pub(crate) enum Start {
+pub(crate) enum Admission {
     /// Handle it; the start is counted.
-    Go,
+    Run,
     /// It is dead, for this reason.
-    Bury(String),
+    DeadLetter(String),
     /// Skip it: this node no longer holds it, or the start could not be counted.
-    Leave,
+    Skip,
 }
 
 /// Records in the database that a suspect is about to be handled.
-pub(crate) async fn start(store: &dyn Store, by: &Holder, event: &EventId, claim: Claim) -> Start {
+pub(crate) async fn start(store: &dyn Store, by: &Holder, event: &EventId, claim: Claim) -> Admission {
     match store.count_start(by, event, claim).await {
         Ok(Some(starts)) if starts > MAX_CRASHES => {
             tracing::error!(store = store.name(), event = %Escaped(event), starts, "event is dead: its handler never came back");
-            Start::Bury(format!("its handler was started {MAX_CRASHES} times and never came back"))
+            Admission::DeadLetter(format!("its handler was started {MAX_CRASHES} times and never came back"))
         }
-        Ok(Some(_)) => Start::Go,
-        Ok(None) => Start::Leave,
+        Ok(Some(_)) => Admission::Run,
+        Ok(None) => Admission::Skip,
         Err(error) => {
             // Not handled uncounted; the event is redelivered.
             tracing::warn!(store = store.name(), event = %Escaped(event), %error, "could not count the start of a suspect event: skipping it");
-            Start::Leave
+            Admission::Skip
         }
     }
 }

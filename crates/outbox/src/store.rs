@@ -24,10 +24,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::event::{Event, EventId};
-pub use crate::explain::Circumstances;
-use crate::join::{Decision, Join, JoinId, JoinStatus, NewJoin, Step};
+pub use crate::explain::DeliveryFacts;
+use crate::join::{FollowUp, Join, JoinId, JoinStatus, NewJoin, Step};
 pub use crate::log::{
-    BoundedRead, Frontier, LogStore, Move, OpenAppend, PairStore, Roll, Stored, Unreadable,
+    BoundedRead, ClusterView, LogStore, OpenAppend, ProgressUpdate, StoredLogEvent, SubscriptionStore,
+    Unreadable, Watermark,
 };
 
 mod admin;
@@ -38,15 +39,15 @@ mod routed;
 mod views;
 
 pub use admin::AdminStore;
-pub use audit::{Audit, Deed, Edit};
+pub use audit::{Audit, AuditEntry, Edit};
 pub use health::{RelayHealth, RelayTask, TaskError};
 pub use node::{Counts, Node, NodeId, NodeOutage, NodeState, Released, TypeCounts};
 pub(crate) use routed::takers;
 pub use routed::{NodeRoutes, Routed, UnroutedEvents, UnroutedType};
-pub(crate) use views::MOST_LOOKED_AT;
+pub(crate) use views::MAX_SCAN;
 pub use views::{
-    Attempt, BlockedKey, BlockedKeys, Breakdown, Counted, EventMetadata, EventRow, Overview, Page, PageAsk,
-    Shelf, TypeCount,
+    Attempt, BlockedKey, BlockedKeys, BoundedCount, Breakdown, EventMetadata, EventRow, Overview, Page,
+    PageRequest, StatusGroup, TypeCount,
 };
 
 /// Storage of the events of one outbox.
@@ -62,7 +63,7 @@ pub trait Store: AdminStore + fmt::Debug {
     /// Takes due events for dispatch, oldest first.
     async fn take(&self, take: &Take) -> Result<Taken>;
 
-    /// Writes verdicts. Each verdict counts as a step of its event's [joins](JoinAct), in the same
+    /// Writes verdicts. Each verdict counts as a step of its event's [joins](JoinCommand), in the same
     /// transaction. Returns how many took effect; the others were stale.
     async fn settle(
         &self,
@@ -122,7 +123,7 @@ pub trait Store: AdminStore + fmt::Debug {
 
     /// Everything in the database that decides when an event is delivered: the event itself, the
     /// events before it in its key and in the queue, and the running relays.
-    async fn circumstances(&self, id: &EventId) -> Result<Circumstances>;
+    async fn delivery_facts(&self, id: &EventId) -> Result<DeliveryFacts>;
 
     /// Number of matching events per type, the most frequent type first.
     async fn types(&self, filter: &Filter, limit: usize) -> Result<Vec<(String, u64)>>;
@@ -154,7 +155,7 @@ pub trait Store: AdminStore + fmt::Debug {
     }
 
     /// Applies a command to a join, in one transaction. Commands are idempotent.
-    async fn join(&self, act: &JoinAct) -> Result<Acted>;
+    async fn join(&self, act: &JoinCommand) -> Result<JoinOutcome>;
 
     /// Matching joins, oldest first.
     async fn joins(&self, filter: &JoinFilter, limit: usize) -> Result<Vec<Join>>;
@@ -199,13 +200,13 @@ pub trait Store: AdminStore + fmt::Debug {
     async fn release_vanished(&self) -> Result<Vec<(NodeId, u64)>>;
 
     /// A notifier that reports inserts, where the database can send notifications.
-    async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
+    async fn watch(&self) -> Result<Option<Box<dyn InsertNotifier>>> {
         Ok(None)
     }
 
     /// Subscribes to notifications of appends by other processes, where the database can send them.
     /// Notifications are hints: some may be lost.
-    async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
+    async fn listen(&self) -> Result<Option<Box<dyn AppendNotifier>>> {
         Ok(None)
     }
 
@@ -228,14 +229,14 @@ pub trait Store: AdminStore + fmt::Debug {
 
 /// Receives notifications of other processes.
 #[async_trait]
-pub trait Listener: Send {
+pub trait AppendNotifier: Send {
     /// Waits for the next notification of another process.
     async fn heard(&mut self) -> Result<()>;
 
     /// Asks writers to notify of each append from now on. Appends that were committed before are
     /// not notified: read the log once more.
-    async fn ask_for_calls(&mut self) -> Result<Calls> {
-        Ok(Calls::Unsupported)
+    async fn ask_for_calls(&mut self) -> Result<AppendNotifications> {
+        Ok(AppendNotifications::Unsupported)
     }
 
     /// Tells writers that they need not notify any more.
@@ -246,7 +247,7 @@ pub trait Listener: Send {
 
 /// Whether writers notify relays of an append to the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Calls {
+pub enum AppendNotifications {
     /// Never: the log has to be polled.
     Unsupported,
     /// Writers notify from now on.
@@ -260,7 +261,7 @@ pub enum Calls {
 /// Lets a relay sleep until an event is inserted. One relay per table holds the notifier's lock; it
 /// forwards notifications to the others.
 #[async_trait]
-pub trait Watch: Send {
+pub trait InsertNotifier: Send {
     /// Whether this relay holds the notifier's lock; tries to acquire the lock if it is free.
     async fn is_ours(&mut self) -> Result<bool>;
 
@@ -341,7 +342,7 @@ pub enum Leadership {
 /// Position in the order in which events are read: that of the last event that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Cursor {
-    /// When the event became available; for [done](Shelf::Done) events, when it was done.
+    /// When the event became available; for [done](StatusGroup::Done) events, when it was done.
     pub at: DateTime<Utc>,
     /// Sequence number of the event.
     pub seq: i64,
@@ -377,7 +378,7 @@ pub struct Take {
     /// The newest event of each key queue that the caller already holds. Every event of that queue
     /// up to it counts as taken; with [`Holder::Lease`], only events that are still leased to the
     /// caller.
-    pub frontiers: HashMap<RunId, Reach>,
+    pub held_up_to: HashMap<KeyQueueId, KeyProgress>,
     /// Whether events may share a group lease, which is far cheaper on a database that supports it.
     /// Only this store instance, and no other with the same owner, can then settle and extend the
     /// events it took.
@@ -391,14 +392,14 @@ pub struct Take {
 /// Identifies events that are delivered one after another: all events of an ordering key, or those
 /// of one destination.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RunId {
+pub struct KeyQueueId {
     /// The ordering key.
     pub key: Arc<str>,
     /// The destination's number in [`Take::destinations`]; `None` for all events of the key.
     pub destination: Option<u64>,
 }
 
-impl RunId {
+impl KeyQueueId {
     /// All events of a key.
     pub fn of_key(key: impl Into<Arc<str>>) -> Self {
         Self { key: key.into(), destination: None }
@@ -407,7 +408,7 @@ impl RunId {
 
 /// How much of a key queue the caller holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reach {
+pub struct KeyProgress {
     /// Sequence number of the newest event held.
     pub seq: i64,
     /// Whether all held events were taken under a [group lease](Take::together). A dead event
@@ -456,7 +457,7 @@ pub struct Taken {
     /// Keys with due events that were skipped because an earlier event of the key blocks them.
     pub behind: Vec<Arc<str>>,
     /// Types of the skipped events and of the events that block them.
-    pub behind_types: BTreeSet<String>,
+    pub skipped_types: BTreeSet<String>,
 }
 
 /// An event on its way to a handler.
@@ -686,7 +687,7 @@ pub struct StoredEvent {
 
 /// A command to a join.
 #[derive(Clone, Debug)]
-pub enum JoinAct {
+pub enum JoinCommand {
     /// Starts a join.
     Start {
         /// Id of the new join.
@@ -717,7 +718,7 @@ pub enum JoinAct {
         /// The join.
         join: JoinId,
         /// The follow-up.
-        decision: Decision,
+        decision: FollowUp,
     },
     /// Cancels the join.
     Cancel {
@@ -726,15 +727,15 @@ pub enum JoinAct {
     },
 }
 
-impl JoinAct {
+impl JoinCommand {
     /// The join that the command applies to.
     pub fn join(&self) -> &JoinId {
         match self {
-            JoinAct::Start { id, .. } => id,
-            JoinAct::Attach { join, .. }
-            | JoinAct::Report { join, .. }
-            | JoinAct::Wait { join, .. }
-            | JoinAct::Cancel { join } => join,
+            JoinCommand::Start { id, .. } => id,
+            JoinCommand::Attach { join, .. }
+            | JoinCommand::Report { join, .. }
+            | JoinCommand::Wait { join, .. }
+            | JoinCommand::Cancel { join } => join,
         }
     }
 }
@@ -750,7 +751,7 @@ pub struct JoinMember {
 
 /// Result of [`Store::join`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Acted {
+pub struct JoinOutcome {
     /// The join after the command; `None` if the join is in another database.
     pub join: Option<Join>,
     /// Whether events were written with it: the join's follow-ups.

@@ -31,11 +31,12 @@ mod sql {
     use std::time::Duration;
 
     use outbox::store::{
-        Completion, EXCLUSIVE, Filter, Holder, Move, Origin, PageAsk, Settlement, SharedStore, Take, Verdict,
+        Completion, EXCLUSIVE, Filter, Holder, Origin, PageRequest, ProgressUpdate, Settlement, SharedStore,
+        Take, Verdict,
     };
     use outbox::{
-        DatabaseKind, Error, Event, GLOBAL, NodeId, OnDead, PairId, PairStatus, StoreOptions, migration_sql,
-        open_store,
+        DatabaseKind, Error, Event, GLOBAL, NodeId, OnDead, StoreOptions, SubscriptionId, SubscriptionStatus,
+        migration_sql, open_store,
     };
 
     use crate::harness::DatabaseHarness;
@@ -60,7 +61,7 @@ mod sql {
             only: None,
             probe: None,
             destinations: Default::default(),
-            frontiers: Default::default(),
+            held_up_to: Default::default(),
             together: false,
             max_bytes: usize::MAX,
             by_aggregate: false,
@@ -118,17 +119,17 @@ mod sql {
         let store = harness.store(options).await;
         store.migrate().await.unwrap();
         let log = store.log().unwrap();
-        let pairs =
-            ["KafkaPublisher", "other"].map(|publisher| (PairId::new("wallet-events", publisher), false));
+        let pairs = ["KafkaPublisher", "other"]
+            .map(|publisher| (SubscriptionId::new("wallet-events", publisher), false));
         log.register(&pairs).await.unwrap();
         let node = NodeId::from("n");
         let led = log.claim(&node, Duration::from_secs(60), &[pairs[0].0.clone()]).await.unwrap().remove(0);
-        let failed = Move {
+        let failed = ProgressUpdate {
             pair: led.id,
             epoch: led.epoch,
             from: led.position,
             to: led.position,
-            status: PairStatus::Failed,
+            status: SubscriptionStatus::Failed,
             error_count: 5,
             last_error: Some("broker away".to_owned()),
         };
@@ -143,7 +144,7 @@ mod sql {
             ))
             .await;
         let paused = log.pairs().await.unwrap();
-        assert_eq!((paused[0].status, paused[0].error_count), (PairStatus::Paused, 5));
+        assert_eq!((paused[0].status, paused[0].error_count), (SubscriptionStatus::Paused, 5));
         harness
             .run(&format!(
                 "{select_schema}
@@ -153,7 +154,10 @@ mod sql {
             ))
             .await;
         for pair in log.pairs().await.unwrap() {
-            assert_eq!((pair.status, pair.error_count, pair.last_error), (PairStatus::Active, 0, None));
+            assert_eq!(
+                (pair.status, pair.error_count, pair.last_error),
+                (SubscriptionStatus::Active, 0, None)
+            );
         }
         log.leave(&node).await.unwrap();
     }
@@ -280,7 +284,7 @@ mod sql {
             for stored in &listed {
                 assert_eq!(stored.event.as_ref().unwrap().aggregate_type(), GLOBAL);
             }
-            let page = store.page(&PageAsk { filter: global, ..PageAsk::default() }).await.unwrap();
+            let page = store.page(&PageRequest { filter: global, ..PageRequest::default() }).await.unwrap();
             assert_eq!(
                 page.rows.iter().map(|row| row.aggregate_type.as_str()).collect::<Vec<_>>(),
                 [GLOBAL; 2]
@@ -343,31 +347,31 @@ mod distributed {
 
     use outbox::StoreOptions;
 
-    use crate::support::Place;
+    use crate::harness::DatabaseHarness;
 
     /// Columns and indexes of an outbox's tables, with the name of the outbox left out.
     async fn schema(url: &str, table: &str) -> std::collections::BTreeSet<String> {
         let ask = format!(
             "SELECT concat_ws(' ', c.table_name, c.column_name, c.data_type, c.character_maximum_length, c.is_nullable) \
              FROM information_schema.columns c WHERE c.table_name LIKE '{table}%' \
-             UNION ALL SELECT regexp_replace(i.indexdef, 'INDEX .* ON', 'INDEX ON') FROM pg_indexes i \
+             UNION ALL SELECT regexp_reharness(i.indexdef, 'INDEX .* ON', 'INDEX ON') FROM pg_indexes i \
              WHERE i.tablename LIKE '{table}%'"
         );
         let mut conn = sqlx::PgConnection::connect(url).await.unwrap();
         let rows: Vec<String> =
             sqlx::query_scalar(sqlx::AssertSqlSafe(ask)).fetch_all(&mut conn).await.unwrap();
-        rows.into_iter().map(|row| row.replace(table, "")).collect()
+        rows.into_iter().map(|row| row.reharness(table, "")).collect()
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn the_tables_of_distributed_databases_are_those_of_postgresql() {
-        let Some(place) = Place::postgres().await else { return };
-        let url = place.url().unwrap();
-        let tables = [format!("{}_a", place.table), format!("{}_b", place.table)];
+        let Some(harness) = DatabaseHarness::postgres().await else { return };
+        let url = harness.url().unwrap();
+        let tables = [format!("{}_a", harness.table), format!("{}_b", harness.table)];
         let plain = StoreOptions::default().table(&tables[0]);
         let distributed = StoreOptions::default().table(&tables[1]).assume_distributed();
-        place.store(plain).await.migrate().await.unwrap();
-        place.store(distributed).await.migrate().await.unwrap();
+        harness.store(plain).await.migrate().await.unwrap();
+        harness.store(distributed).await.migrate().await.unwrap();
         let (plain, distributed) = (schema(url, &tables[0]).await, schema(url, &tables[1]).await);
         let differences: Vec<&String> = plain.symmetric_difference(&distributed).collect();
         let expected = [

@@ -1,26 +1,27 @@
-//! The variant for CockroachDB and YugabyteDB, on PostgreSQL: it does what a store must do, and sends
-//! nothing that these databases refuse.
+//! The variant for CockroachDB and YugabyteDB, on PostgreSQL: it passes the conformance suite, and
+//! sends no statement that these databases refuse.
 //!
-//! The databases themselves are not here. Every statement that this process sends is read from sqlx's
-//! log.
+//! The databases themselves are not tested. Every statement that this process sends is read from
+//! sqlx's log.
 
 #![cfg(feature = "postgres")]
 
-mod support;
+#[path = "common/harness.rs"]
+mod harness;
+#[path = "common/statement_recorder.rs"]
+mod statement_recorder;
 
-use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use harness::DatabaseHarness;
 use outbox::store::SharedStore;
 use outbox::testing::conformance::Harness;
 use outbox::{
-    Clock, Cx, Event, Failure, NodeId, Outbox, OutboxBuilder, Outcome, PairId, Query, StoreOptions,
+    Clock, Cx, Event, Failure, NodeId, Outbox, OutboxBuilder, Outcome, Query, StoreOptions, SubscriptionId,
 };
 use sqlx::{ConnectOptions as _, Connection as _, Postgres};
-use support::Place;
 
 /// Words that CockroachDB or YugabyteDB refuses, or has without effect: see
 /// `docs/guide/distributed.md`.
@@ -48,58 +49,19 @@ const REFUSED: [&str; 21] = [
     "DO $",
 ];
 
-/// Statements that are refused, and how many there were in all.
-#[derive(Default)]
-struct Recorder {
-    refused: Mutex<Vec<String>>,
-    count: AtomicUsize,
-}
-
-static RECORDER: LazyLock<Recorder> = LazyLock::new(|| {
-    let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
-    subscriber.with_writer(|| Lines).init();
-    Recorder::default()
-});
-
-struct Lines;
-
-impl io::Write for Lines {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let text = String::from_utf8_lossy(line);
-        if text.contains("sqlx::query") {
-            RECORDER.count.fetch_add(1, Ordering::Relaxed);
-            let reason = refusal(&text);
-            RECORDER.refused.lock().unwrap().extend(reason.map(|reason| format!("{reason}: {text:.2000}")));
-        }
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// Why one of the databases refuses a statement. CockroachDB also refuses a statement that changes a
 /// table twice.
-fn refusal(line: &str) -> Option<String> {
-    // A summary comes first, and the statement itself if it is longer than that.
-    let (summary, rest) = line.split_once(" db.statement=").unwrap_or((line, ""));
-    let is_whole = rest.is_empty() || rest.starts_with("\"\"");
-    let statement = if is_whole { summary } else { rest };
-    // A line feed is written as `\n`. Comments of a script do not count.
-    let code: Vec<&str> =
-        statement.split("\\n").filter(|line| !line.trim_start().starts_with("--")).collect();
-    let upper = code.join(" ").to_uppercase();
-    if let Some(words) = REFUSED.iter().find(|words| upper.contains(*words)) {
+fn refusal(statement: &str) -> Option<String> {
+    if let Some(words) = REFUSED.iter().find(|words| statement.contains(*words)) {
         return Some((*words).to_owned());
     }
-    if !upper.contains("WITH ") || upper.contains("CREATE ") {
+    if !statement.contains("WITH ") || statement.contains("CREATE ") {
         return None;
     }
     let mut changed = Vec::new();
     for change in ["INSERT INTO ", "UPDATE ", "DELETE FROM "] {
-        for (at, _) in upper.match_indices(change) {
-            let table = upper[at + change.len()..].split([' ', '(']).next().unwrap_or_default();
+        for (at, _) in statement.match_indices(change) {
+            let table = statement[at + change.len()..].split([' ', '(']).next().unwrap_or_default();
             // `FOR UPDATE OF e` and `DO UPDATE SET` change nothing else.
             if table.contains("T_") || table.contains('"') {
                 changed.push(table.to_owned());
@@ -113,30 +75,31 @@ fn refusal(line: &str) -> Option<String> {
 
 #[test]
 fn the_recorder_knows_refused_statements() {
-    for refused in [
-        "SELECT pg_advisory_xact_lock(1)",
-        "LISTEN x",
-        r#"WITH gone AS (DELETE FROM "t_node" WHERE a) INSERT INTO "t_node" (b) VALUES (1)"#,
+    let refused = |line| statement_recorder::refused(line, refusal);
+    for line in [
+        r#"summary="SELECT pg_advisory_xact_lock(1)" db.statement="""#,
+        r#"summary="LISTEN x""#,
+        r#"summary="WITH gone AS (…" db.statement="WITH gone AS (DELETE FROM \"t_node\" WHERE a)\n INSERT INTO \"t_node\" (b) VALUES (1)""#,
     ] {
-        assert!(refusal(refused).is_some(), "{refused}");
+        assert!(refused(line).is_some(), "{line}");
     }
-    for taken in [
-        r#"WITH u AS (UPDATE "t" e SET a = 1 RETURNING b) INSERT INTO "t_attempt" SELECT b FROM u"#,
-        r#"INSERT INTO "t" (a) VALUES (1) ON CONFLICT (a) DO UPDATE SET b = 2"#,
-        r#"SELECT a FROM "t" FOR UPDATE SKIP LOCKED"#,
-        r"-- No advisory lock.\n  -- Nor a NOTIFY.\nSELECT 1",
+    for line in [
+        r#"summary="WITH u AS (UPDATE \"t\" e SET a = 1 RETURNING b) INSERT INTO \"t_attempt\" SELECT b FROM u" db.statement="""#,
+        r#"summary="INSERT INTO \"t\" (a) …" db.statement="WITH l AS (SELECT 1) INSERT INTO \"t\" (a) VALUES (1) ON CONFLICT (a) DO UPDATE SET b = 2""#,
+        r#"summary="SELECT a FROM \"t\" FOR UPDATE SKIP LOCKED" db.statement="""#,
+        r#"summary="-- No …" db.statement="-- No advisory lock.\n  -- Nor a NOTIFY.\nSELECT 1""#,
     ] {
-        assert_eq!(refusal(taken), None, "{taken}");
+        assert_eq!(refused(line), None, "{line}");
     }
 }
 
-/// A place whose statements are recorded. Dropping it fails the test if one of them is refused.
-struct Recorded(Place);
+/// A harness whose statements are recorded. Dropping it fails the test if one of them is refused.
+struct Recorded(DatabaseHarness);
 
 impl Recorded {
     async fn new() -> Option<Self> {
-        LazyLock::force(&RECORDER);
-        Place::postgres().await.map(Self)
+        statement_recorder::record(refusal);
+        DatabaseHarness::postgres().await.map(Self)
     }
 
     fn url(&self) -> &str {
@@ -164,9 +127,7 @@ impl Recorded {
 impl Drop for Recorded {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            assert!(RECORDER.count.load(Ordering::Relaxed) > 0, "no statement was recorded");
-            let refused = RECORDER.refused.lock().unwrap().first().cloned();
-            assert_eq!(refused, None, "a distributed database refuses this");
+            statement_recorder::assert_accepted("a distributed database");
         }
     }
 }
@@ -190,8 +151,8 @@ const LEASE: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn relays_queues_and_the_log_send_nothing_that_is_refused() {
-    let Some(place) = Recorded::new().await else { return };
-    let outbox = place.outbox().await;
+    let Some(recorded) = Recorded::new().await else { return };
+    let outbox = recorded.outbox().await;
     let handler = |cx: Cx| async move {
         match (cx.payload::<u64>()?, cx.attempt()) {
             (7, 1) => Err(Failure::retry("once more")),
@@ -237,22 +198,22 @@ async fn relays_queues_and_the_log_send_nothing_that_is_refused() {
     tx.append([tagged(3)]).await.unwrap();
     tx.commit().await.unwrap();
     let store = outbox.store();
-    let pairs = store.log().unwrap();
-    pairs.register(&[(PairId::new("t", "p"), true)]).await.unwrap();
-    assert_eq!(pairs.claim(&me, LEASE, &[PairId::new("t", "p")]).await.unwrap().len(), 1);
-    assert_eq!(pairs.waiting().await.unwrap(), []);
-    assert_eq!(pairs.purge_log(Duration::ZERO, 10).await.unwrap(), 1, "the last event stays");
+    let subscriptions = store.log().unwrap();
+    subscriptions.register(&[(SubscriptionId::new("t", "p"), true)]).await.unwrap();
+    assert_eq!(subscriptions.claim(&me, LEASE, &[SubscriptionId::new("t", "p")]).await.unwrap().len(), 1);
+    assert_eq!(subscriptions.waiting().await.unwrap(), []);
+    assert_eq!(subscriptions.purge_log(Duration::ZERO, 10).await.unwrap(), 1, "the last event stays");
 }
 
 /// Events of a key are numbered in the order of their commits, whatever a sequence hands out: two
 /// sessions with blocks of numbers write in turns, as on YugabyteDB.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn order_does_not_rest_on_a_sequence() {
-    let Some(place) = Recorded::new().await else { return };
-    let outbox = place.outbox().await;
-    let table = place.0.table.clone();
-    place.0.run(&format!("ALTER SEQUENCE {table}_seq_seq CACHE 100")).await;
-    let (mut one, mut two) = (place.connect_raw().await, place.connect_raw().await);
+    let Some(recorded) = Recorded::new().await else { return };
+    let outbox = recorded.outbox().await;
+    let table = recorded.0.table.clone();
+    recorded.0.run(&format!("ALTER SEQUENCE {table}_seq_seq CACHE 100")).await;
+    let (mut one, mut two) = (recorded.connect_raw().await, recorded.connect_raw().await);
     let insert = |key: &str, n: u32| {
         sqlx::AssertSqlSafe(format!(
             "INSERT INTO {table} (event_type, ordering_key, payload) VALUES ('e', {key}, '{n}')"
@@ -305,20 +266,20 @@ async fn order_does_not_rest_on_a_sequence() {
 /// The first insert of a key is numbered first, even if its transaction commits last.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writers_of_one_key_wait_for_each_other() {
-    let Some(place) = Recorded::new().await else { return };
-    let outbox = place.outbox().await;
+    let Some(recorded) = Recorded::new().await else { return };
+    let outbox = recorded.outbox().await;
     let mut first = outbox.begin().await.unwrap();
     first.write(Event::new("e").ordering_key("k").json(&1)).await.unwrap();
     let second = {
         let outbox = outbox.clone();
         tokio::spawn(async move { outbox.send(Event::new("e").ordering_key("k").json(&2)).await })
     };
-    let table = &place.0.table;
+    let table = &recorded.0.table;
     // Seen by PostgreSQL itself: the second writer waits for the first one's row.
     let waiting = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{table}_key_slot%'"
     );
-    let mut conn = place.connect_raw().await;
+    let mut conn = recorded.connect_raw().await;
     let mut polls = 0;
     loop {
         let ask = sqlx::query_scalar(sqlx::AssertSqlSafe(waiting.clone()));
@@ -342,8 +303,8 @@ async fn writers_of_one_key_wait_for_each_other() {
 /// Several processes that start at once migrate one after another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn migrations_exclude_each_other() {
-    let Some(place) = Recorded::new().await else { return };
-    let store = Arc::new(place.0.store(place.options()).await);
+    let Some(recorded) = Recorded::new().await else { return };
+    let store = Arc::new(recorded.0.store(recorded.options()).await);
     let all: Vec<_> = (0..6)
         .map(|_| {
             let store = store.clone();

@@ -47,7 +47,7 @@ async fn a_takeover_waits_for_a_settlement_that_has_checked_its_epoch<C>(
         only: None,
         probe: None,
         destinations: Default::default(),
-        frontiers: std::collections::HashMap::new(),
+        held_up_to: std::collections::HashMap::new(),
         together: false,
         max_bytes: usize::MAX,
         by_aggregate: false,

@@ -13,8 +13,8 @@ use async_trait::async_trait;
 use common::{FOREVER, Gate, Seen, numbered};
 use outbox::store::Status;
 use outbox::{
-    Backoff, Destination, Error, Event, Failure, Fate, Interceptor, LatchPublisher, Outgoing, PublishError,
-    Publisher, Relay, Router, StatisticsPublisher, Unavailable,
+    Backoff, Destination, Error, Event, EventResult, Failure, Interceptor, LatchPublisher, Outgoing,
+    PublishError, Publisher, Relay, Router, StatisticsPublisher, Unavailable,
 };
 
 const SEC: Duration = Duration::from_secs(1);
@@ -395,10 +395,10 @@ on_every_database! {
         let publisher = Returning::new(move |events| {
             sizes_seen.lock().unwrap().push(events.len());
             let fate = |event: &Outgoing| match event.payload::<u64>().unwrap() % 3 {
-                0 => Fate::Published,
-                1 => Fate::Failed(Failure::dead("a one")),
-                _ if event.attempt() == 1 => Fate::Untried,
-                _ => Fate::Published,
+                0 => EventResult::Published,
+                1 => EventResult::Failed(Failure::dead("a one")),
+                _ if event.attempt() == 1 => EventResult::NotAttempted,
+                _ => EventResult::Published,
             };
             Err(PublishError::each(events.iter().map(fate).collect()))
         });
@@ -438,17 +438,17 @@ on_every_database! {
             let fates = events.iter().map(|event| {
                 let key = event.ordering_key().unwrap();
                 if stopped.contains(key) {
-                    return Fate::Untried;
+                    return EventResult::NotAttempted;
                 }
                 if failed.fetch_add(1, Ordering::SeqCst) % 7 == 3 {
                     stopped.insert(key);
-                    return Fate::Failed(Failure::retry_after(Duration::from_millis(1), "every seventh"));
+                    return EventResult::Failed(Failure::retry_after(Duration::from_millis(1), "every seventh"));
                 }
                 theirs.lock().unwrap().push((key.to_owned(), event.payload::<u64>().unwrap()));
-                Fate::Published
+                EventResult::Published
             });
-            let fates: Vec<Fate> = fates.collect();
-            if fates.iter().all(|fate| *fate == Fate::Published) { Ok(()) } else { Err(PublishError::each(fates)) }
+            let fates: Vec<EventResult> = fates.collect();
+            if fates.iter().all(|fate| *fate == EventResult::Published) { Ok(()) } else { Err(PublishError::each(fates)) }
         });
         for n in 0..40 {
             for key in ["a", "b", "c"] {
@@ -648,8 +648,8 @@ on_every_database! {
                 }
                 self.1.store(2, Ordering::SeqCst);
                 let fate = |event: &Outgoing| match late(event) {
-                    true => Fate::Failed(Failure::retry_after(3_600 * SEC, "429 Too Many Requests")),
-                    false => Fate::Published,
+                    true => EventResult::Failed(Failure::retry_after(3_600 * SEC, "429 Too Many Requests")),
+                    false => EventResult::Published,
                 };
                 Err(PublishError::each(events.iter().map(fate).collect()))
             }
@@ -732,7 +732,7 @@ on_every_database! {
         }
 
         let refuses = || Returning::new(|events: &[Outgoing]| {
-            let fate = |event: &Outgoing| Fate::Failed(match event.ordering_key() {
+            let fate = |event: &Outgoing| EventResult::Failed(match event.ordering_key() {
                 Some("dead") => Failure::dead("refused"),
                 _ => Failure::retry_after(3_600 * SEC, "not now"),
             });

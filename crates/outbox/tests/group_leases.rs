@@ -12,8 +12,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use common::{Backend, TestDb, numbered};
 use outbox::store::{
-    Delivery, EXCLUSIVE, Holder, Leadership, OnDead, Origin, Reach, RunId, Settlement, SharedStore, Take,
-    Verdict,
+    Delivery, EXCLUSIVE, Holder, KeyProgress, KeyQueueId, Leadership, OnDead, Origin, Settlement,
+    SharedStore, Take, Verdict,
 };
 use outbox::{Completion, Cx, Failure, Outcome, RelayBuilder, Tx, TxHandler};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
@@ -36,7 +36,7 @@ fn everything(by: Holder) -> Take {
         only: None,
         probe: None,
         destinations: Default::default(),
-        frontiers: HashMap::new(),
+        held_up_to: HashMap::new(),
         together: true,
         max_bytes: usize::MAX,
         by_aggregate: false,
@@ -49,9 +49,9 @@ async fn take(store: &SharedStore, owner: &str) -> Vec<Delivery> {
 
 /// Takes for a relay that holds these events of the key already, all by group leases.
 async fn take_after(store: &SharedStore, owner: &str, held: &[Delivery]) -> Vec<Delivery> {
-    let reach = held.iter().filter_map(|d| d.seq).max().map(|seq| Reach { seq, together: true });
-    let frontiers = reach.map(|reach| (RunId::of_key("key"), reach)).into_iter().collect();
-    let take = Take { frontiers, ..everything(by(owner)) };
+    let reach = held.iter().filter_map(|d| d.seq).max().map(|seq| KeyProgress { seq, together: true });
+    let held_up_to = reach.map(|reach| (KeyQueueId::of_key("key"), reach)).into_iter().collect();
+    let take = Take { held_up_to, ..everything(by(owner)) };
     store.take(&take).await.unwrap().deliveries
 }
 

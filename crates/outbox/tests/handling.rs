@@ -497,7 +497,7 @@ mod on_sqlite {
     async fn options_of_a_handler_follow_a_handler() {
         let db = fresh().await;
         let relay = || db.outbox.single_node();
-        let publisher = || outbox::LogPublisher::new();
+        let publisher = || outbox::TracingPublisher::new();
         for (wrong, message) in [
             (relay().with_retry(Backoff::never()), "with_retry follows a handler"),
             (relay().with_timeout(SEC), "with_timeout follows a handler"),

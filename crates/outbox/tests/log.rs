@@ -3,7 +3,7 @@
 mod common;
 
 use common::numbered;
-use outbox::store::Frontier;
+use outbox::store::Watermark;
 use outbox::{
     Appended, Condition, Error, Event, EventBuilder, EventError, EventId, LogEvent, MAX_APPEND, Message,
     Outbox, Position, Query,
@@ -119,7 +119,7 @@ on_every_database! {
         tx.commit().await.unwrap();
         assert_eq!(count(&db.outbox, Query::all()).await, 3);
         assert_eq!(db.number("SELECT count(*) FROM {t}_orders").await, 1);
-        let mut frontier = Frontier::default();
+        let mut frontier = Watermark::default();
         db.outbox.store().log().unwrap().advance(&mut frontier).await.unwrap();
         assert_eq!(frontier.safe, log.head().await.unwrap());
     }
@@ -252,7 +252,7 @@ async fn like_any_other<DB: common::Backend>(db: &common::TestDb<DB>) {
     assert_eq!(found[0].aggregate_type().as_str(), "__GLOBAL__");
     let refused = log.append_if([deposit("w1", 1)], Condition::unless(wallet("w1").types(["Deposit"]))).await;
     assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
-    let mut frontier = Frontier::default();
+    let mut frontier = Watermark::default();
     db.outbox.store().log().unwrap().advance(&mut frontier).await.unwrap();
     assert_eq!(frontier.safe, found[1].position());
     assert_eq!(log.append([deposit("w1", 1)]).await.unwrap().len(), 1);

@@ -5,8 +5,10 @@ mod common;
 use std::time::Duration;
 
 use common::numbered;
-use outbox::store::{LogStore, Move, SharedStore};
-use outbox::{Appended, Condition, Error, NodeId, PairId, PairState, PairStatus, Position};
+use outbox::store::{LogStore, ProgressUpdate, SharedStore};
+use outbox::{
+    Appended, Condition, Error, NodeId, Position, SubscriptionId, SubscriptionState, SubscriptionStatus,
+};
 
 const SEC: Duration = Duration::from_secs(1);
 
@@ -14,7 +16,9 @@ const SEC: Duration = Duration::from_secs(1);
 async fn prepare(store: &SharedStore, events: u64) {
     let log = log(store);
     let pairs = [("t", "kafka"), ("t", "log"), ("u", "kafka")];
-    log.register(&pairs.map(|(topic, publisher)| (PairId::new(topic, publisher), false))).await.unwrap();
+    log.register(&pairs.map(|(topic, publisher)| (SubscriptionId::new(topic, publisher), false)))
+        .await
+        .unwrap();
     append(store, events).await;
 }
 
@@ -31,27 +35,27 @@ fn log(store: &SharedStore) -> &dyn LogStore {
 }
 
 /// Leads a pair and moves it to a position, as a relay would. Returns its state before that.
-async fn publish_up_to(store: &SharedStore, pair: &PairId, to: Position) -> PairState {
+async fn publish_up_to(store: &SharedStore, pair: &SubscriptionId, to: Position) -> SubscriptionState {
     let node = NodeId::from("n");
     let led = log(store).claim(&node, SEC, std::slice::from_ref(pair)).await.unwrap().remove(0);
     assert_eq!(log(store).save(&node, &[moving(&led, to)]).await.unwrap().len(), 1);
     led
 }
 
-fn moving(from: &PairState, to: Position) -> Move {
-    Move {
+fn moving(from: &SubscriptionState, to: Position) -> ProgressUpdate {
+    ProgressUpdate {
         pair: from.id.clone(),
         epoch: from.epoch,
         from: from.position,
         to,
-        status: PairStatus::Active,
+        status: SubscriptionStatus::Active,
         error_count: 0,
         last_error: None,
     }
 }
 
 fn is_unknown<T>(result: &outbox::Result<T>) -> bool {
-    matches!(result, Err(Error::UnknownPair { .. }))
+    matches!(result, Err(Error::UnknownSubscription { .. }))
 }
 
 on_every_database! {
@@ -68,7 +72,7 @@ on_every_database! {
         assert_eq!(statuses().await, ["ACTIVE", "ACTIVE", "ACTIVE"]);
         admin.pause_in("u", "kafka").await.unwrap();
         assert_eq!(statuses().await, ["ACTIVE", "ACTIVE", "PAUSED"]);
-        assert_eq!(admin.pair("u", "kafka").await.unwrap().status, PairStatus::Paused);
+        assert_eq!(admin.pair("u", "kafka").await.unwrap().status, SubscriptionStatus::Paused);
         admin.resume_in("u", "kafka").await.unwrap();
         assert_eq!(statuses().await, ["ACTIVE", "ACTIVE", "ACTIVE"]);
     }
@@ -94,12 +98,12 @@ on_every_database! {
         prepare(&store, 3).await;
         let positions = append(&store, 2).await;
         let (near, head) = (positions[0], positions[1]);
-        let pair = PairId::new("t", "kafka");
+        let pair = SubscriptionId::new("t", "kafka");
         let led = publish_up_to(&store, &pair, near).await;
         for position in [Position::START, head, near] {
             admin.reset("t", "kafka", position).await.unwrap();
             assert_eq!(admin.pair("t", "kafka").await.unwrap().position, position);
-            let late = Move { from: position, ..moving(&led, head) };
+            let late = ProgressUpdate { from: position, ..moving(&led, head) };
             assert!(log(&store).save(&NodeId::from("n"), &[late]).await.unwrap().is_empty());
         }
         let beyond = Position::new(head.get() + 1);
@@ -135,14 +139,14 @@ on_every_database! {
         assert!(admin.lag().await.unwrap().iter().all(|lag| lag.behind == 0));
         let positions = append(&store, 5).await;
         let head = *positions.last().unwrap();
-        publish_up_to(&store, &PairId::new("t", "kafka"), positions[1]).await;
-        publish_up_to(&store, &PairId::new("t", "log"), Position::new(head.get() + 7)).await;
+        publish_up_to(&store, &SubscriptionId::new("t", "kafka"), positions[1]).await;
+        publish_up_to(&store, &SubscriptionId::new("t", "log"), Position::new(head.get() + 7)).await;
         admin.pause_in("u", "kafka").await.unwrap();
         let lag = admin.lag().await.unwrap();
         assert!(lag.iter().all(|lag| lag.head == head));
         let behind: Vec<u64> = lag.iter().map(|lag| lag.behind).collect();
         assert_eq!(behind, [(head.get() - positions[1].get()) as u64, 0, head.get() as u64]);
-        assert_eq!(lag[2].status, PairStatus::Paused);
+        assert_eq!(lag[2].status, SubscriptionStatus::Paused);
         assert_eq!(lag[0].position, positions[1]);
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{Backend as _, in_time};
-use outbox::store::{Frontier, SharedStore};
+use outbox::store::{SharedStore, Watermark};
 use outbox::{Appended, Condition, Error, Event, EventBuilder, LatchPublisher, Position, Query, Topic, Tx};
 use rand::Rng as _;
 use sqlx::{Connection as _, Executor as _, PgConnection, Postgres};
@@ -31,13 +31,13 @@ fn unless(query: &Query) -> Condition {
     Condition::unless(query.clone())
 }
 
-async fn safe(store: &SharedStore, frontier: &mut Frontier) -> i64 {
+async fn safe(store: &SharedStore, frontier: &mut Watermark) -> i64 {
     store.log().unwrap().advance(frontier).await.unwrap();
     frontier.safe.get()
 }
 
 /// Positions that a publisher would get.
-async fn seen(store: &SharedStore, frontier: &mut Frontier, after: Position) -> Vec<Position> {
+async fn seen(store: &SharedStore, frontier: &mut Watermark, after: Position) -> Vec<Position> {
     safe(store, frontier).await;
     let read = store.log().unwrap().read(&Query::all(), after, Some(frontier.safe), 100_000).await.unwrap();
     read.into_iter().map(|stored| stored.unwrap().position()).collect()
@@ -185,7 +185,7 @@ async fn unrelated_old_transactions_hide_no_conflict_and_delay_nothing() {
         let second = log.append_if([event(&[("w", "1")])], free).await;
         assert!(matches!(second, Err(Error::Conflict { .. })), "{second:?}");
         let store = db.outbox.store();
-        assert_eq!(safe(&store, &mut Frontier::default()).await, at.get());
+        assert_eq!(safe(&store, &mut Watermark::default()).await, at.get());
         assert_eq!(log.settled(&Query::all()).await.unwrap(), at);
         same_database.execute("ROLLBACK").await.unwrap();
         other_database.execute("ROLLBACK").await.unwrap();
@@ -200,7 +200,7 @@ async fn a_publisher_waits_for_a_position_that_is_committed_late() {
     let Some(db) = test_db().await else { return };
     in_time(async {
         let (store, log) = (db.outbox.store(), db.outbox.log());
-        let mut frontier = Frontier::default();
+        let mut frontier = Watermark::default();
         let first = log.append([event(&[])]).await.unwrap()[0];
         let mut late = db.outbox.begin().await.unwrap();
         let five = late.append([event(&[("late", "1")])]).await.unwrap()[0];
@@ -219,7 +219,7 @@ async fn a_publisher_waits_for_a_position_that_is_committed_late() {
         let eight = log.append([event(&[])]).await.unwrap()[0];
         assert_eq!(seen(&store, &mut frontier, six).await, [eight]);
         assert_eq!(eight.get(), seven.get() + 1, "with a gap before it");
-        assert_eq!(seen(&store, &mut Frontier::default(), six).await, [eight]);
+        assert_eq!(seen(&store, &mut Watermark::default(), six).await, [eight]);
     })
     .await;
 }
@@ -263,7 +263,7 @@ async fn a_projection_waits_for_open_appends_before_its_position() {
 async fn a_savepoint_that_is_rolled_back_leaves_a_gap_and_no_lock() {
     let Some(db) = test_db().await else { return };
     in_time(async {
-        let (store, mut frontier) = (db.outbox.store(), Frontier::default());
+        let (store, mut frontier) = (db.outbox.store(), Watermark::default());
         let mut tx = db.outbox.begin().await.unwrap();
         let kept = tx.append([event(&[("w", "0")])]).await.unwrap()[0];
         tx.execute("SAVEPOINT s").await.unwrap();
@@ -293,7 +293,7 @@ async fn a_publisher_waits_for_a_prepared_transaction() {
     }
     in_time(async {
         let (store, log) = (db.outbox.store(), db.outbox.log());
-        let mut frontier = Frontier::default();
+        let mut frontier = Watermark::default();
         let mut conn = PgConnection::connect(db.url()).await.unwrap();
         for (end, committed) in [("COMMIT", true), ("ROLLBACK", false)] {
             let before = log.append([event(&[])]).await.unwrap()[0];
@@ -306,7 +306,7 @@ async fn a_publisher_waits_for_a_prepared_transaction() {
             let prepare = format!("PREPARE TRANSACTION '{}'", db.table);
             conn.execute(sqlx::AssertSqlSafe(prepare)).await.unwrap();
             let after = log.append([event(&[])]).await.unwrap()[0];
-            for frontier in [&mut frontier, &mut Frontier::default()] {
+            for frontier in [&mut frontier, &mut Watermark::default()] {
                 assert_eq!(safe(&store, frontier).await, before.get());
             }
             let (deciding, waits) = start(&db, event(&[("w", end)]), unless(&Query::tag("w", end))).await;
@@ -360,11 +360,11 @@ async fn a_transaction_with_a_fixed_snapshot_cannot_append_conditionally() {
 async fn a_sequence_with_a_cache_is_refused() {
     let Some(db) = test_db().await else { return };
     db.run("ALTER SEQUENCE {t}_log_seq CACHE 20").await.unwrap();
-    let refused = db.outbox.store().log().unwrap().advance(&mut Frontier::default()).await;
+    let refused = db.outbox.store().log().unwrap().advance(&mut Watermark::default()).await;
     let Err(Error::Setting(reason)) = refused else { panic!("{refused:?}") };
     assert!(reason.contains("CACHE 1"), "{reason}");
     db.run("ALTER SEQUENCE {t}_log_seq CACHE 1").await.unwrap();
-    db.outbox.store().log().unwrap().advance(&mut Frontier::default()).await.unwrap();
+    db.outbox.store().log().unwrap().advance(&mut Watermark::default()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -509,7 +509,7 @@ async fn a_publisher_beside_many_writers_sees_committed_events_once_and_in_order
         });
     }
     in_time(async {
-        let (store, mut frontier) = (db.outbox.store(), Frontier::default());
+        let (store, mut frontier) = (db.outbox.store(), Watermark::default());
         let mut published: Vec<Position> = Vec::new();
         let mut ended = false;
         loop {

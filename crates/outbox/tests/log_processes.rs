@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use harness::ChildProcess;
 use outbox::{
-    Database, Event, Outbox, OutboxBuilder, Outgoing, PairId, Position, PublishError, Publisher,
-    RelayBuilder, StoreOptions, Topic, open_store,
+    Database, Event, Outbox, OutboxBuilder, Outgoing, Position, PublishError, Publisher, RelayBuilder,
+    StoreOptions, SubscriptionId, Topic, open_store,
 };
 
 const NODES: usize = 3;
@@ -150,7 +150,7 @@ async fn write<DB: Database>(outbox: Outbox<DB>, stop: Arc<AtomicBool>) -> Vec<P
 /// Watches the table: no position may decrease. Returns the longest time for which a pair that was
 /// behind did not advance.
 async fn watch<DB: Database>(outbox: Outbox<DB>, pairs: usize, stop: Arc<AtomicBool>) -> Duration {
-    let mut moved: BTreeMap<PairId, (Position, Instant)> = BTreeMap::new();
+    let mut moved: BTreeMap<SubscriptionId, (Position, Instant)> = BTreeMap::new();
     let mut longest_idle = Duration::ZERO;
     while !stop.load(Ordering::SeqCst) {
         tokio::time::sleep(Duration::from_millis(100)).await;

@@ -6,7 +6,7 @@
 mod log_lines;
 
 use log_lines::LogLines;
-use outbox::{Backoff, Cx, Event, Failure, LogPublisher, OutboxBuilder, Result, Unrouted};
+use outbox::{Backoff, Cx, Event, Failure, OutboxBuilder, Result, TracingPublisher, Unrouted};
 use tracing_subscriber::filter::LevelFilter;
 
 const DAY: std::time::Duration = std::time::Duration::from_secs(86_400);
@@ -27,7 +27,7 @@ async fn payloads_are_never_logged_and_dead_events_are_logged_as_errors() -> Res
         .on_type("good", async |_: Cx| tracing::info!("inside of a handler"))
         .on_type("bad", async |_: Cx| Err::<(), _>(Failure::retry("no luck")))
         .on_type("typed", async |cx: Cx| cx.payload::<u64>().map(drop))
-        .forward(["forwarded"], LogPublisher::new())
+        .forward(["forwarded"], TracingPublisher::new())
         .start()
         .await?;
     for event_type in ["good", "bad", "typed", "forwarded", "unrouted"] {

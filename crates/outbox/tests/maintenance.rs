@@ -54,7 +54,7 @@ on_every_database! {
     async fn a_relay_purges_the_log_the_audit_and_attempts_by_their_own_retentions(frozen |db|) {
         let store = db.outbox.store();
         db.outbox.log().append((0..3).map(|n| numbered("e", n))).await.unwrap();
-        store.audit(&outbox::store::Deed::default()).await.unwrap();
+        store.audit(&outbox::store::AuditEntry::default()).await.unwrap();
         finished(&db, 1).await;
         let fails = async |_: outbox::Cx| Err::<(), _>(Failure::dead("no"));
         let relay = db.outbox.single_node().no_purge().on_type("bad", fails).start().await.unwrap();

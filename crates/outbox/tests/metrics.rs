@@ -168,7 +168,7 @@ async fn publishing_is_counted_by_topic_and_publisher() {
     let relay = db
         .outbox
         .log_only()
-        .pair_lease(lease)
+        .subscription_lease(lease)
         .publish(Topic::new("all").to(latch.clone()))
         .publish(Topic::new("all").to(Fails))
         .start()
@@ -211,7 +211,7 @@ async fn a_publisher_that_is_taken_over_from_a_leader_that_vanished_is_counted()
     let db = TestDb::<sqlx::Sqlite>::frozen().await.unwrap();
     let (store, lease) = (db.outbox.store(), Duration::from_secs(3));
     let log = store.log().unwrap();
-    let ids = ["vanished", "given-back"].map(|name| outbox::PairId::new("all", name));
+    let ids = ["vanished", "given-back"].map(|name| outbox::SubscriptionId::new("all", name));
     log.register(&ids.clone().map(|id| (id, false))).await.unwrap();
     let ghost = outbox::NodeId::from("ghost");
     let led = log.claim(&ghost, lease, &ids).await.unwrap();
@@ -220,7 +220,7 @@ async fn a_publisher_that_is_taken_over_from_a_leader_that_vanished_is_counted()
     log.release(&ghost, &given).await.unwrap();
     db.advance(lease);
     let latches = ["vanished", "given-back"].map(|name| LatchPublisher::expecting(1).named(name));
-    let mut relay = db.outbox.log_only().pair_lease(lease);
+    let mut relay = db.outbox.log_only().subscription_lease(lease);
     for latch in &latches {
         relay = relay.publish(Topic::new("all").to(latch.clone()));
     }

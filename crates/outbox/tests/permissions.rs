@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use common::{Backend, Seen, TestDb, in_time, numbered};
 use outbox::fleet::FleetDatabase;
-use outbox::store::{Deed, PageAsk, Shelf};
+use outbox::store::{AuditEntry, PageRequest, StatusGroup};
 use outbox::{
-    Backoff, DatabaseKind, DatabaseRole, Event, Fleet, NodeId, Outbox, OutboxBuilder, PairId, Position,
-    Query, StoreOptions, Unrouted, grants_sql,
+    Backoff, DatabaseKind, DatabaseRole, Event, Fleet, NodeId, Outbox, OutboxBuilder, Position, Query,
+    StoreOptions, SubscriptionId, Unrouted, grants_sql,
 };
 use sqlx::{MySql, Postgres};
 
@@ -100,16 +100,16 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Backend>() {
     let overview = admin.overview(100).await.unwrap();
     // The right to read the sequence of a PostgreSQL table is not granted.
     assert_eq!(overview.last_seq == 0, is_postgres::<DB>(), "{overview:?}");
-    for shelf in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
-        admin.page(&PageAsk { shelf, ..PageAsk::default() }).await.unwrap();
+    for shelf in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
+        admin.page(&PageRequest { shelf, ..PageRequest::default() }).await.unwrap();
         admin.breakdown(shelf, 10).await.unwrap();
     }
     admin.blocked_keys(10, 10).await.unwrap();
     admin.unrouted(10).await.unwrap();
     assert_eq!(admin.attempts(items[2].event().id(), 10).await.unwrap().len(), 1);
     assert_eq!(admin.purge_attempts(Duration::ZERO).await.unwrap(), 5);
-    let entry = admin.audit(&Deed::default()).await.unwrap();
-    admin.audited(entry, "done", None).await.unwrap();
+    let entry = admin.audit(&AuditEntry::default()).await.unwrap();
+    admin.finish_audit(entry, "done", None).await.unwrap();
     assert_eq!(admin.audits(None, 10).await.unwrap().len(), 1);
     let relay = outbox.single_node().start().await.unwrap();
     in_time(async {
@@ -123,7 +123,7 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Backend>() {
     assert!(admin.purge_joins(Duration::ZERO).await.unwrap() > 0);
     assert_eq!(admin.purge_inbox(Duration::ZERO).await.unwrap(), 2);
 
-    let (store, pair) = (outbox.store(), PairId::new("t", "p"));
+    let (store, pair) = (outbox.store(), SubscriptionId::new("t", "p"));
     let log = store.log().unwrap();
     log.register(&[(pair.clone(), true)]).await.unwrap();
     assert_eq!(log.claim(&me, LEASE, std::slice::from_ref(&pair)).await.unwrap().len(), 1);

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use common::{Backend, FOREVER, TestDb};
 use outbox::{
-    Error, Event, EventBuilder, Failure, Outbox, Outgoing, Pair, PairStatus, Position, PublishError,
-    Publisher, Topic, Unavailable,
+    Error, Event, EventBuilder, Failure, Outbox, Outgoing, Position, PublishError, Publisher, Subscription,
+    SubscriptionStatus, Topic, Unavailable,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -109,7 +109,7 @@ impl Publisher for Sink {
 }
 
 /// A pair with retry delays that are short enough for a test.
-fn quick(pair: Pair) -> Pair {
+fn quick(pair: Subscription) -> Subscription {
     pair.retry(5 * MS, 20 * MS)
 }
 
@@ -122,7 +122,7 @@ async fn append<DB: Backend>(outbox: &Outbox<DB>, event_type: &str, numbers: std
 }
 
 /// State of a pair.
-async fn pair_state<DB: Backend>(db: &TestDb<DB>, topic: &str, publisher: &str) -> outbox::PairState {
+async fn pair_state<DB: Backend>(db: &TestDb<DB>, topic: &str, publisher: &str) -> outbox::SubscriptionState {
     let pairs = db.outbox.log_admin().pairs().await.unwrap();
     pairs
         .into_iter()
@@ -135,7 +135,7 @@ async fn until<DB: Backend>(
     db: &TestDb<DB>,
     topic: &str,
     publisher: &str,
-    matches_state: impl Fn(&outbox::PairState) -> bool,
+    matches_state: impl Fn(&outbox::SubscriptionState) -> bool,
 ) {
     let end = Instant::now() + FOREVER;
     loop {
@@ -213,7 +213,7 @@ on_every_database! {
             .start().await.unwrap();
         append(&db.outbox, "A", 0..20).await;
         good.reach(20).await;
-        until(&db, "t", "bad", |state| state.status == PairStatus::Failed && state.error_count >= 6).await;
+        until(&db, "t", "bad", |state| state.status == SubscriptionStatus::Failed && state.error_count >= 6).await;
         let state = pair_state(&db, "t", "bad").await;
         assert_eq!((state.position, state.last_error.as_deref()), (Position::START, Some("no route to host")));
         bad.works();
@@ -221,7 +221,7 @@ on_every_database! {
         relay.idle().await.unwrap();
         bad.assert_in_order();
         let state = pair_state(&db, "t", "bad").await;
-        assert_eq!((state.status, state.error_count, state.last_error), (PairStatus::Active, 0, None));
+        assert_eq!((state.status, state.error_count, state.last_error), (SubscriptionStatus::Active, 0, None));
         relay.stop().await.unwrap();
         assert_eq!((good.numbers(), bad.numbers()), ((0..20).collect(), (0..20).collect()));
     }
@@ -238,7 +238,7 @@ on_every_database! {
         let relay =
             db.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
         sink.reach(13).await;
-        until(&db, "t", "sink", |state| state.status == PairStatus::Failed).await;
+        until(&db, "t", "sink", |state| state.status == SubscriptionStatus::Failed).await;
         assert_eq!(sink.numbers(), (0..13).collect::<Vec<_>>());
         sink.works();
         sink.reach(20).await;
@@ -303,7 +303,7 @@ on_every_database! {
         append(&db.outbox, "A", 0..5).await;
         until(&db, "t", "sink", |state| state.last_error.is_some()).await;
         let state = pair_state(&db, "t", "sink").await;
-        assert_eq!((state.status, state.error_count, sink.calls()), (PairStatus::Active, 0, 0));
+        assert_eq!((state.status, state.error_count, sink.calls()), (SubscriptionStatus::Active, 0, 0));
         sink.works();
         sink.reach(5).await;
         relay.idle().await.unwrap();
@@ -313,7 +313,7 @@ on_every_database! {
 
     async fn pause_and_resume_and_reset_by_the_library(frozen |db|) {
         let (sink, other) = (Sink::named("sink"), Sink::named("other"));
-        let relay = db.outbox.log_only().pair_lease(LEASE)
+        let relay = db.outbox.log_only().subscription_lease(LEASE)
             .publish(Topic::new("t").to(sink.clone()))
             .publish(Topic::new("t").to(other.clone()))
             .start().await.unwrap();
@@ -326,7 +326,7 @@ on_every_database! {
         other.reach(10).await;
         tokio::time::sleep(100 * MS).await;
         assert_eq!(sink.numbers().len(), 5);
-        assert_eq!(pair_state(&db, "t", "sink").await.status, PairStatus::Paused);
+        assert_eq!(pair_state(&db, "t", "sink").await.status, SubscriptionStatus::Paused);
         admin.resume("sink").await.unwrap();
         sink.reach(10).await;
         relay.idle().await.unwrap();
@@ -342,7 +342,7 @@ on_every_database! {
         let beyond = admin.reset("t", "sink", Position::new(head.get() + 1)).await;
         assert!(matches!(beyond, Err(Error::BeyondHead { .. })), "{beyond:?}");
         for unknown in [admin.pause("unknown").await.map(drop), admin.reset("t", "unknown", head).await] {
-            assert!(matches!(unknown, Err(Error::UnknownPair { .. })), "{unknown:?}");
+            assert!(matches!(unknown, Err(Error::UnknownSubscription { .. })), "{unknown:?}");
         }
     }
 
@@ -350,7 +350,7 @@ on_every_database! {
     async fn pause_and_resume_and_reset_by_sql(frozen |db|) {
         let sink = Sink::named("sink");
         sink.returning(|_| Err(Failure::retry_after(NEVER, "down").into()));
-        let relay = db.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let relay = db.outbox.log_only().subscription_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         append(&db.outbox, "A", 0..5).await;
         until(&db, "t", "sink", |state| state.error_count == 1).await;
         let progress = progress(&db);
@@ -430,7 +430,7 @@ on_every_database! {
     async fn nodes_share_the_pairs_and_a_clean_stop_releases_them_at_once(|db|) {
         let sinks: Vec<Sink> = (0..12).map(|n| Sink::named(&format!("p{n:02}"))).collect();
         let start = async |outbox: &Outbox<_>, name: &str, lease: Duration| {
-            let mut relay = outbox.log_only().node(name).pair_lease(lease);
+            let mut relay = outbox.log_only().node(name).subscription_lease(lease);
             for sink in &sinks {
                 relay = relay.publish(Topic::new("t").to(sink.clone()));
             }
@@ -490,10 +490,10 @@ on_every_database! {
         // A leader that has vanished.
         let store = db.outbox.store();
         let log = store.log().unwrap();
-        let id = outbox::PairId::new("t", "sink");
+        let id = outbox::SubscriptionId::new("t", "sink");
         log.register(&[(id.clone(), false)]).await.unwrap();
         assert_eq!(log.claim(&"ghost".into(), 300 * MS, &[id]).await.unwrap().len(), 1);
-        let relay = db.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let relay = db.outbox.log_only().subscription_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         append(&db.outbox, "A", 0..5).await;
         db.advance(300 * MS);
         sink.reach(5).await;
@@ -507,7 +507,7 @@ on_every_database! {
     /// position.
     async fn a_leader_that_lost_its_pair_moves_nothing_and_starts_again_from_the_table(frozen |db|) {
         let sink = Sink::named("sink");
-        let relay = db.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let relay = db.outbox.log_only().subscription_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         append(&db.outbox, "A", 0..5).await;
         relay.idle().await.unwrap();
         let before = pair_state(&db, "t", "sink").await;
@@ -547,7 +547,7 @@ on_every_database! {
             // The first call is made when the relay starts, and an error there would fail the
             // start.
             store.after(1);
-            let relay = outbox::RelayBuilder::log_only(store.clone()).pair_lease(300 * MS)
+            let relay = outbox::RelayBuilder::log_only(store.clone()).subscription_lease(300 * MS)
                 .publish(Topic::new("t").to(sink.clone()).batch(3)).start().await.unwrap();
             append(&db.outbox, "A", written..written + 10).await;
             written += 10;
@@ -573,7 +573,7 @@ on_every_database! {
     async fn a_deleted_event_is_not_published_again_after_a_reset(frozen |db|) {
         append(&db.outbox, "A", 0..3).await;
         let sink = Sink::named("sink");
-        let relay = db.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let relay = db.outbox.log_only().subscription_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         sink.reach(3).await;
         relay.idle().await.unwrap();
         db.run(&format!("DELETE FROM {}_log WHERE position = 2", db.table)).await.unwrap();
@@ -586,7 +586,7 @@ on_every_database! {
 
     async fn a_deleted_row_of_a_pair_is_created_again(|db|) {
         let sink = Sink::named("sink");
-        let relay = db.outbox.log_only().pair_lease(400 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let relay = db.outbox.log_only().subscription_lease(400 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         db.run(&format!("DELETE FROM {}", progress(&db))).await.unwrap();
         append(&db.outbox, "A", 0..3).await;
         let end = Instant::now() + FOREVER;
@@ -604,7 +604,7 @@ on_every_database! {
     async fn a_resume_is_noticed_beside_a_busy_publisher(|db|) {
         let (busy, fails) = (Sink::named("busy"), Sink::named("fails"));
         fails.returning(|_| Err(Failure::retry("no").into()));
-        let relay = db.outbox.log_only().pair_lease(400 * MS)
+        let relay = db.outbox.log_only().subscription_lease(400 * MS)
             .publish(Topic::new("t").to(fails.clone()).retry(NEVER, NEVER))
             .publish(Topic::new("t").to(busy.clone()).batch(1))
             .start().await.unwrap();
@@ -643,7 +643,7 @@ on_every_database! {
         append(&db.outbox, "A", 0..20).await;
         let relay = db.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
         sink.reach(20).await;
-        assert_ne!(pair_state(&db, "t", "sink").await.status, PairStatus::Failed);
+        assert_ne!(pair_state(&db, "t", "sink").await.status, SubscriptionStatus::Failed);
         relay.stop().await.unwrap();
         sink.assert_in_order();
     }
@@ -672,7 +672,7 @@ on_every_database! {
     async fn a_log_that_was_restored_to_an_earlier_state_is_published_as_it_is_now(frozen |db|) {
         append(&db.outbox, "A", 0..10).await;
         let sink = Sink::named("sink");
-        let relay = db.outbox.log_only().pair_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let relay = db.outbox.log_only().subscription_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         sink.reach(10).await;
         relay.idle().await.unwrap();
         let (table, progress) = (&db.table, progress(&db));
@@ -892,7 +892,7 @@ async fn on_postgres_an_idle_relay_notices_a_pause_before_it_publishes() {
     let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
     let (sink, lease) = (Sink::named("sink"), SEC);
     let pair = Topic::new("t").to(sink.clone()).every(NEVER);
-    let relay = db.outbox.log_only().pair_lease(lease).publish(pair).start().await.unwrap();
+    let relay = db.outbox.log_only().subscription_lease(lease).publish(pair).start().await.unwrap();
     let end = Instant::now() + FOREVER;
     while pair_state(&db, "t", "sink").await.remaining <= lease {
         assert!(Instant::now() < end, "the relay is never idle");

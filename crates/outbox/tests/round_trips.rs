@@ -11,8 +11,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use common::{Backend, TestDb, numbered};
-use outbox::store::{Move, Status};
-use outbox::{NodeId, OutboxBuilder, PairId, PairStatus, Position, WorkItem, WorkItemId};
+use outbox::store::{ProgressUpdate, Status};
+use outbox::{NodeId, OutboxBuilder, Position, SubscriptionId, SubscriptionStatus, WorkItem, WorkItemId};
 use outbox_testbed::Proxy;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -163,7 +163,7 @@ async fn an_idle_relay_with_two_pairs_makes_less_than_sixty_statements_a_minute_
         .multi_node()
         .poll_interval(tenth(5))
         .presence(tenth(20))
-        .pair_lease(lease)
+        .subscription_lease(lease)
         .log_watch(Duration::from_millis(25))
         .on_type("e", async |_: outbox::Cx| {})
         .publish(outbox::Topic::new("t").to(outbox::StatisticsPublisher::named("a")).every(tenth(10)))
@@ -257,7 +257,7 @@ on_every_database! {
     async fn pairs_of_a_log_are_led_and_moved_in_few_statements(|db|) {
         let (store, me) = (db.outbox.store(), NodeId::from("a"));
         let log = store.log().unwrap();
-        let ids: Vec<PairId> = (0..300).map(|n| PairId::new("t", format!("p{n}"))).collect();
+        let ids: Vec<SubscriptionId> = (0..300).map(|n| SubscriptionId::new("t", format!("p{n}"))).collect();
         let rows: Vec<_> = ids.iter().map(|id| (id.clone(), false)).collect();
         assert_eq!(counted(&db, log.register(&rows)).await, ((), 1));
         let (led, statements) = counted(&db, log.claim(&me, LEASE, &ids)).await;
@@ -267,16 +267,16 @@ on_every_database! {
         // Every node sends this heartbeat every few seconds.
         let tends = if db.url().starts_with("postgres") { 1 } else { 4 };
         assert_eq!((roll.pairs.len(), statements), (300, tends));
-        let moves = led.iter().map(|pair| Move {
+        let moves = led.iter().map(|pair| ProgressUpdate {
             pair: pair.id.clone(),
             epoch: pair.epoch,
             from: pair.position,
             to: Position::new(7),
-            status: PairStatus::Active,
+            status: SubscriptionStatus::Active,
             error_count: 0,
             last_error: None,
         });
-        let moves: Vec<Move> = moves.collect();
+        let moves: Vec<ProgressUpdate> = moves.collect();
         let (moved, statements) = counted(&db, log.save(&me, &moves)).await;
         assert_eq!((moved.len(), statements), (300, 1));
         log.reset(&ids[0], Position::START).await.unwrap();
@@ -285,7 +285,7 @@ on_every_database! {
         let result: Vec<_> = led.iter().map(|pair| (pair.id.clone(), pair.epoch)).collect();
         assert_eq!(counted(&db, log.release(&me, &result)).await, ((), 1));
         assert_eq!(counted(&db, log.leave(&me)).await, ((), 2));
-        assert_eq!(counted(&db, log.set_status("p7", None, PairStatus::Paused)).await, (1, 1));
+        assert_eq!(counted(&db, log.set_status("p7", None, SubscriptionStatus::Paused)).await, (1, 1));
         assert_eq!(counted(&db, log.save(&me, &[])).await.1, 0);
     }
 }

@@ -13,7 +13,8 @@ use common::{Seen, numbered};
 use failing_store::Failing;
 use outbox::store::{Holder, Origin, Routed, Status, Take};
 use outbox::{
-    Cx, Destination, Event, EventType, LogPublisher, Message, OnDead, Outcome, RelayBuilder, Router, Unrouted,
+    Cx, Destination, Event, EventType, Message, OnDead, Outcome, RelayBuilder, Router, TracingPublisher,
+    Unrouted,
 };
 use serde::{Deserialize, Serialize};
 
@@ -192,7 +193,7 @@ on_every_database! {
     /// attempt.
     async fn an_event_without_a_destination_is_put_off_and_costs_no_attempt(frozen |db|) {
         for declares_types in [true, false] {
-            let to = Destination::new(LogPublisher::new());
+            let to = Destination::new(TracingPublisher::new());
             let relay = db.outbox.multi_node().forward_by(ForAcme { to, declares_types }).start().await.unwrap();
             let acme = db.outbox.send(numbered("mine", 1).tenant("acme")).await.unwrap().unwrap();
             let globex = db.outbox.send(numbered("mine", 2).tenant("globex").deliver_after(SEC)).await.unwrap().unwrap();
@@ -278,7 +279,7 @@ on_every_database! {
             only: only.map(Arc::new),
             probe: None,
             destinations: Default::default(),
-            frontiers: Default::default(),
+            held_up_to: Default::default(),
             together: true,
             max_bytes: usize::MAX,
             by_aggregate: false,

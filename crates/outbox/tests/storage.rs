@@ -151,7 +151,7 @@ async fn a_row_that_cannot_be_dead_lettered_loses_no_claim<DB: Refusing>(db: Tes
         only: None,
         probe: None,
         destinations: Default::default(),
-        frontiers: Default::default(),
+        held_up_to: Default::default(),
         together: true,
         max_bytes: usize::MAX,
         by_aggregate: false,

@@ -140,8 +140,13 @@ async fn sqlite() -> TestDb<Sqlite> {
 /// Tasks besides delivery: after panics they restart, and events are delivered meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn delivery_continues_while_other_tasks_panic() {
-    for at in [Operation::Watch, Operation::Announce, Operation::Purge, Operation::Extend, Operation::Listen]
-    {
+    for at in [
+        Operation::InsertNotifier,
+        Operation::Announce,
+        Operation::Purge,
+        Operation::Extend,
+        Operation::Listen,
+    ] {
         in_time(async {
             let db = sqlite().await;
             let store = Failing::new(db.outbox.store(), at, 2, boom);
@@ -324,7 +329,7 @@ async fn publishing_the_log_continues_after_panics() {
         let order = Order::default();
         let relay = RelayBuilder::log_only(db.outbox.store())
             .publish(Topic::new("all").to(order.clone()).batch(1))
-            .pair_lease(300 * MS)
+            .subscription_lease(300 * MS)
             .start()
             .await
             .unwrap();

@@ -7,17 +7,18 @@
 
 #[path = "common/harness.rs"]
 mod harness;
+#[path = "common/statement_recorder.rs"]
+mod statement_recorder;
 
-use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use harness::DatabaseHarness;
 use outbox::store::SharedStore;
 use outbox::testing::conformance::Harness;
-use outbox::{Clock, Cx, Event, Failure, NodeId, OutboxBuilder, Outcome, PairId, Query, StoreOptions};
+use outbox::{
+    Clock, Cx, Event, Failure, NodeId, OutboxBuilder, Outcome, Query, StoreOptions, SubscriptionId,
+};
 use sqlx::Connection as _;
 
 /// Syntax that TiDB does not implement, or ignores: see `docs/guide/tidb.md`.
@@ -39,36 +40,9 @@ const REFUSED: [&str; 15] = [
     "LOCK TABLE",
 ];
 
-/// Statements with refused syntax, and the number of all statements.
-#[derive(Default)]
-struct Recorder {
-    refused: Mutex<Vec<String>>,
-    count: AtomicUsize,
-}
-
-static RECORDER: LazyLock<Recorder> = LazyLock::new(|| {
-    let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
-    subscriber.with_writer(|| LogLines).init();
-    Recorder::default()
-});
-
-struct LogLines;
-
-impl io::Write for LogLines {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let text = String::from_utf8_lossy(line);
-        if text.contains("sqlx::query") {
-            RECORDER.count.fetch_add(1, Ordering::Relaxed);
-            let upper = text.to_uppercase();
-            let found = REFUSED.iter().find(|words| upper.contains(*words));
-            RECORDER.refused.lock().unwrap().extend(found.map(|words| format!("{words}: {text:.2000}")));
-        }
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+fn refusal(statement: &str) -> Option<String> {
+    let found = REFUSED.iter().find(|words| statement.contains(*words));
+    found.map(|words| (*words).to_owned())
 }
 
 /// A harness whose statements are recorded. Dropping it fails the test if one of them has syntax
@@ -77,7 +51,7 @@ struct Recorded(DatabaseHarness);
 
 impl Recorded {
     fn of(harness: Option<DatabaseHarness>) -> Option<Self> {
-        LazyLock::force(&RECORDER);
+        statement_recorder::record(refusal);
         harness.map(Self)
     }
 
@@ -93,9 +67,7 @@ impl Recorded {
 impl Drop for Recorded {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            assert!(RECORDER.count.load(Ordering::Relaxed) > 0, "no statement was recorded");
-            let refused = RECORDER.refused.lock().unwrap().clone();
-            assert!(refused.is_empty(), "TiDB refuses: {}", refused.join("\n"));
+            statement_recorder::assert_accepted("TiDB");
         }
     }
 }
@@ -174,8 +146,8 @@ async fn relays_queues_and_the_log_send_nothing_that_tidb_refuses_on_mariadb() {
     tx.commit().await.unwrap();
     let pairs = outbox.store();
     let pairs = pairs.log().unwrap();
-    pairs.register(&[(PairId::new("t", "p"), true)]).await.unwrap();
-    assert_eq!(pairs.claim(&me, LEASE, &[PairId::new("t", "p")]).await.unwrap().len(), 1);
+    pairs.register(&[(SubscriptionId::new("t", "p"), true)]).await.unwrap();
+    assert_eq!(pairs.claim(&me, LEASE, &[SubscriptionId::new("t", "p")]).await.unwrap().len(), 1);
     assert_eq!(rows(&harness, "log_tag").await, 2);
     assert_eq!(pairs.purge_log(Duration::ZERO, 10).await.unwrap(), 1, "the last event stays");
     assert_eq!(rows(&harness, "log_tag").await, 1);

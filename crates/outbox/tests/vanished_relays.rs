@@ -53,7 +53,7 @@ async fn claim_and_vanish<DB: common::Backend>(db: &TestDb<DB>, node: &str, pres
         only: None,
         probe: None,
         destinations: Default::default(),
-        frontiers: Default::default(),
+        held_up_to: Default::default(),
         together: true,
         max_bytes: usize::MAX,
         by_aggregate: false,

@@ -95,7 +95,7 @@ fn the_file_with_all_secrets_can_be_parsed() {
 /// Likely mistakes: `database = "postgres://…"` instead of a table, `secrets = "…"` instead of a
 /// list.
 #[test]
-fn a_secret_in_a_place_of_another_shape_is_not_shown() {
+fn a_secret_in_a_value_of_the_wrong_type_is_not_shown() {
     let document: toml::Value = toml::from_str(&full()).unwrap();
     let mut all = Vec::new();
     paths(&document, &[], &mut all);
@@ -206,7 +206,7 @@ proptest! {
 
     /// An edit inside a secret makes it another text; the other secrets must not be shown.
     #[test]
-    fn slips_of_the_pen_show_no_secret(edits in prop::collection::vec(edit(), 1..6)) {
+    fn accidental_edits_show_no_secret(edits in prop::collection::vec(edit(), 1..6)) {
         let text = edits.iter().fold(full(), |text, edit| edited(&text, edit));
         let output = messages(&text);
         prop_assert!(!output.contains(SECRET), "{}", output);

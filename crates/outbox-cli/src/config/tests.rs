@@ -79,7 +79,7 @@ fn modes_may_be_written_with_underscores() {
 
 /// mistakes are reported with file, line and column.
 #[test]
-fn a_mistake_is_told_with_its_line_and_column() {
+fn a_mistake_is_reported_with_its_line_and_column() {
     for (wrong, message) in [
         ("[poller]\nintervall = \"1s\"", "8:1: there is no setting `intervall`: did you mean `interval`?"),
         ("[poler]\n", "7:2: there is no setting `poler`: did you mean `poller`?"),
@@ -198,7 +198,7 @@ fn an_invalid_database_is_reported_without_its_secrets() {
 }
 
 #[test]
-fn all_mistakes_are_told_at_once_in_their_order() {
+fn all_mistakes_are_reported_at_once_in_order() {
     let text =
         format!("{GOOD}[poller]\ninterval = 5\n[retry]\njitter = 1\n[[routes]]\nto = \"nowhere\"\n[oops]\n");
     let found = mistakes(&text);
@@ -429,7 +429,7 @@ fn each_publisher_of_a_topic_has_its_batch_size_and_interval() {
     let config = parse(&text).unwrap();
     let paced = |topic: usize, publisher: &str| {
         let topic = &config.topics[topic];
-        let pair = topic.selection().to(outbox::LogPublisher::named(publisher.to_owned()));
+        let pair = topic.selection().to(outbox::TracingPublisher::named(publisher.to_owned()));
         format!("{:?}", topic.pace(pair, publisher))
     };
     for (topic, publisher, pace) in [
@@ -484,7 +484,7 @@ fn topics_may_be_written_as_crablet_has_them() {
     assert_eq!(wallets.required_tags, ["wallet_id".into()]);
     assert_eq!(payments.any_of_tags, ["payment_id".into(), "transfer_id".into()]);
     assert_eq!(wallets.interval.unwrap().to_string(), "100ms");
-    let pair = payments.selection().to(outbox::LogPublisher::named("b"));
+    let pair = payments.selection().to(outbox::TracingPublisher::named("b"));
     let paced = format!("{:?}", payments.pace(pair, "b"));
     assert!(paced.contains("batch: Some(7), interval: Some(200ms)"), "{paced}");
     let log = &config.groups.log;

@@ -148,7 +148,7 @@ impl Topic {
 
     /// Configures a subscription of this topic by the settings of its publisher, or the topic's.
     /// The relay has the settings of all topics.
-    pub(crate) fn pace(&self, mut pair: outbox::Pair, publisher: &str) -> outbox::Pair {
+    pub(crate) fn pace(&self, mut pair: outbox::Subscription, publisher: &str) -> outbox::Subscription {
         let own = self.publishers.iter().find(|(name, _)| name.get_ref() == publisher);
         let own = own.map(|(_, pace)| pace.clone()).unwrap_or_default();
         if let Some(count) = own.batch_size.or(self.batch_size) {

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_has_its_share_gives_way_to_itself() {
+    fn an_address_at_its_limit_loses_its_own_idlest_connection() {
         use Activity::*;
         let three = [(2, Waiting, 99), (1, Waiting, 1), (1, Waiting, 7), (1, Waiting, 3)];
         assert_eq!(decide(&three, 1), Some(2));

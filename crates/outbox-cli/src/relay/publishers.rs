@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use async_trait::async_trait;
-use outbox::{Destination, LogPublisher, Outgoing, PublishError, Publisher, Unavailable};
+use outbox::{Destination, Outgoing, PublishError, Publisher, TracingPublisher, Unavailable};
 use tokio::task::JoinSet;
 
 use super::json_lines::{BrokenPipe, FilePublisher, StdoutPublisher};
@@ -125,7 +125,7 @@ impl PublisherEntry {
         let publisher: Box<dyn Publisher> = match &settings.transport {
             Transport::File(file) => Box::new(FilePublisher::new(file.path.as_str())),
             Transport::Stdout => Box::new(StdoutPublisher::new(broken_pipe.clone())),
-            Transport::Log => Box::new(LogPublisher::named(name)),
+            Transport::Log => Box::new(TracingPublisher::named(name)),
             Transport::Statistics(settings) => {
                 let every = settings.every.map_or(DEFAULT_INTERVAL, |every| every.0);
                 Box::new(statistics.insert(Arc::new(StatisticsLogger::new(name, every))).clone())

@@ -153,7 +153,7 @@ impl Router for SharedRoutingTable {
 #[cfg(test)]
 mod tests {
 
-    use outbox::LogPublisher;
+    use outbox::TracingPublisher;
     use proptest::prelude::*;
 
     use super::*;
@@ -169,7 +169,7 @@ mod tests {
             Err(mistakes) => panic!("{mistakes:?}\n{text}"),
         };
         let publishers =
-            Publishers::of(PUBLISHERS.map(|name| (name, Arc::new(LogPublisher::named(name)) as _)));
+            Publishers::of(PUBLISHERS.map(|name| (name, Arc::new(TracingPublisher::named(name)) as _)));
         RoutingTable::new(&config, &publishers)
     }
 
@@ -245,7 +245,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
-        fn a_table_says_what_asking_every_route_says(
+        fn a_routing_table_matches_like_checking_every_route(
             routes in proptest::collection::vec(route(), 1..5),
         ) {
             let line = |name: &str, pattern: &Option<String>| {

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_does_not_read_is_cut_off() {
+    async fn a_client_that_does_not_read_is_disconnected() {
         let (mut client, served) = connected(1_024);
         let began = Instant::now();
         send_request(&mut client, "/large").await;
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_drips_an_answer_is_cut_off_when_its_time_is_over() {
+    async fn a_client_that_reads_byte_by_byte_is_disconnected_after_its_maximum_lifetime() {
         let (mut client, served) = connected(64);
         let began = Instant::now();
         send_request(&mut client, "/large").await;

@@ -310,7 +310,7 @@ impl Publisher for Webhook {
 
 #[cfg(test)]
 mod tests {
-    use outbox::{Event, Fate};
+    use outbox::{Event, EventResult};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
@@ -334,7 +334,10 @@ mod tests {
         let event = || Outgoing::new(Event::new("e").ordering_key("k").json(&1).build().unwrap());
         let error = webhook.publish_batch(&[event(), event()]).await.unwrap_err();
         assert!(error.is_unavailable(), "no event is to blame: {error}");
-        assert_eq!((error.fate(0), error.fate(1)), (Some(Fate::Published), Some(Fate::Untried)));
+        assert_eq!(
+            (error.fate(0), error.fate(1)),
+            (Some(EventResult::Published), Some(EventResult::NotAttempted))
+        );
         // The limit stops further requests, not the last one.
         webhook.publish_batch(&[event()]).await.unwrap();
     }

@@ -17,7 +17,7 @@ use harness::RabbitHarness;
 use lapin::ExchangeKind;
 use lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use outbox::{Event, Fate, Outgoing, Publisher};
+use outbox::{Event, EventResult, Outgoing, Publisher};
 use outbox_testbed::{Plan, Proxy};
 use outbox_transports::{Amqp, AmqpSettings};
 
@@ -32,8 +32,8 @@ fn failures(error: &outbox::PublishError, count: usize) -> Vec<(usize, outbox::F
     let fates = fates(error, count).into_iter().enumerate();
     fates
         .filter_map(|(index, fate)| match fate {
-            Some(Fate::Failed(failure)) => Some((index, failure)),
-            Some(Fate::Published) => None,
+            Some(EventResult::Failed(failure)) => Some((index, failure)),
+            Some(EventResult::Published) => None,
             other => panic!("{index}: {other:?}"),
         })
         .collect()
@@ -100,7 +100,7 @@ async fn an_exchange_that_is_created_later_is_used() {
     let error = publisher.publish_batch(&events).await.unwrap_err();
     assert!(error.to_string().contains(&format!("no exchange '{exchange}'")), "{error}");
     assert!(error.is_unavailable(), "no event is to blame: {error}");
-    assert_eq!(error.fate(1), Some(Fate::Untried), "blocked by the first event of its key");
+    assert_eq!(error.fate(1), Some(EventResult::NotAttempted), "blocked by the first event of its key");
     wait_until_unhealthy(&publisher, |reason| reason.contains(&format!("no exchange '{exchange}'"))).await;
 
     let (_connection, channel) = harness.channel().await;
@@ -125,7 +125,7 @@ async fn a_missing_queue_of_all_events_is_an_outage() {
     });
     let error = publisher.publish_batch(&[numbered(0, None), numbered(1, Some("k"))]).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains(&queue), "{error}");
-    assert_eq!(fates(&error, 2), [Some(Fate::Untried), Some(Fate::Untried)]);
+    assert_eq!(fates(&error, 2), [Some(EventResult::NotAttempted), Some(EventResult::NotAttempted)]);
     wait_until_unhealthy(&publisher, |reason| reason.contains(&queue)).await;
 
     let (_connection, channel) = harness.channel().await;
@@ -150,13 +150,13 @@ async fn a_message_that_the_broker_rejects_is_isolated() {
     let error = publisher.publish_batch(&events).await.unwrap_err();
     let fates = fates(&error, events.len());
     for index in [0, 3] {
-        assert_eq!(fates[index], Some(Fate::Published), "{index}: {error}");
+        assert_eq!(fates[index], Some(EventResult::Published), "{index}: {error}");
     }
-    assert_eq!(fates[2], Some(Fate::Untried));
+    assert_eq!(fates[2], Some(EventResult::NotAttempted));
     for (index, expected) in
         [(1, "PRECONDITION_FAILED"), (4, "the headers have up to"), (5, "PRECONDITION_FAILED")]
     {
-        let Some(Fate::Failed(failure)) = &fates[index] else { panic!("{:?}", fates[index]) };
+        let Some(EventResult::Failed(failure)) = &fates[index] else { panic!("{:?}", fates[index]) };
         assert!(is_dead(failure) && failure.to_string().contains(expected), "{failure}");
     }
     let ids: HashSet<String> = harness.received(2).await.into_iter().map(|message| message.id).collect();
@@ -194,7 +194,7 @@ async fn a_user_without_write_permission_is_unavailable() {
     let publisher = harness.with(|settings| settings.url = url.as_str().into());
     let error = publisher.publish_batch(&[numbered(0, None), numbered(1, None)]).await.unwrap_err();
     assert!(error.is_unavailable(), "no event is to blame: {error}");
-    assert_eq!(fates(&error, 2), [Some(Fate::Untried), Some(Fate::Untried)]);
+    assert_eq!(fates(&error, 2), [Some(EventResult::NotAttempted), Some(EventResult::NotAttempted)]);
     let denied = "ACCESS_REFUSED - access to exchange";
     assert!(error.to_string().contains(denied), "{error}");
     wait_until_unhealthy(&publisher, |reason| reason.contains(denied)).await;
@@ -257,7 +257,7 @@ async fn abandoned_messages_are_never_sent_later() {
     proxy.allow_bytes(900_000);
     let error = publisher.publish_batch(&events).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("confirmed nothing"), "{error}");
-    let published = (0..900).filter(|&index| error.fate(index) == Some(Fate::Published)).count();
+    let published = (0..900).filter(|&index| error.fate(index) == Some(EventResult::Published)).count();
     // From now on everything passes, including data that is still buffered.
     proxy.allow_bytes(u64::MAX);
     tokio::time::sleep(Duration::from_secs(1)).await;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
-use outbox::{Event, Fate, Outgoing, Publisher};
+use outbox::{Event, EventResult, Outgoing, Publisher};
 use outbox_transports::{Duplicates, Format, Order};
 use serde_json::Value;
 
@@ -192,10 +192,10 @@ pub async fn an_oversized_event_is_dead_and_blocks_only_its_key<B: Harness>() {
     assert!(!error.is_unavailable(), "{error}");
     let fates = fates(&error, events.len());
     for index in [0, 1, 4, 5] {
-        assert_eq!(fates[index], Some(Fate::Published), "{index}: {error}");
+        assert_eq!(fates[index], Some(EventResult::Published), "{index}: {error}");
     }
-    assert_eq!(fates[3], Some(Fate::Untried), "blocked by the failed event of its key");
-    let Some(Fate::Failed(failure)) = &fates[2] else { panic!("{:?}", fates[2]) };
+    assert_eq!(fates[3], Some(EventResult::NotAttempted), "blocked by the failed event of its key");
+    let Some(EventResult::Failed(failure)) = &fates[2] else { panic!("{:?}", fates[2]) };
     assert!(is_dead(failure), "a retry is pointless: {failure:?}");
     assert!(failure.to_string().contains("bytes"), "{failure}");
 
@@ -223,10 +223,10 @@ pub async fn a_destination_that_does_not_exist_is_named<B: Harness>() {
     assert_eq!(error.is_unavailable(), B::MISSING_IS_AN_OUTAGE, "{error}");
     for fate in fates(&error, 2) {
         match fate {
-            Some(Fate::Failed(failure)) if !B::MISSING_IS_AN_OUTAGE => {
+            Some(EventResult::Failed(failure)) if !B::MISSING_IS_AN_OUTAGE => {
                 assert!(!is_dead(&failure), "the destination may be created later: {failure}");
             }
-            None | Some(Fate::Untried) => {}
+            None | Some(EventResult::NotAttempted) => {}
             fate => panic!("no event is to blame: {fate:?}"),
         }
     }

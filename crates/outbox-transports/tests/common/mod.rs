@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use outbox::{Event, Failure, Fate, Outgoing, PublishError, Publisher};
+use outbox::{Event, EventResult, Failure, Outgoing, PublishError, Publisher};
 use outbox_transports::{Format, Guarantees};
 
 /// User name that the server accepts, if it authenticates users.
@@ -227,7 +227,7 @@ pub fn is_dead(failure: &Failure) -> bool {
     *failure == Failure::dead(failure)
 }
 
-pub fn fates(error: &PublishError, count: usize) -> Vec<Option<Fate>> {
+pub fn fates(error: &PublishError, count: usize) -> Vec<Option<EventResult>> {
     (0..count).map(|index| error.fate(index)).collect()
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
-use outbox::{Fate, Outgoing, Publisher};
+use outbox::{EventResult, Outgoing, Publisher};
 use outbox_transports::Order;
 use tokio::sync::watch;
 
@@ -31,7 +31,7 @@ pub async fn a_stopped_server_is_unavailable_until_it_starts<B: Harness>() {
     assert!(error.is_unavailable(), "{error}");
     assert_no_secret(&format!("{error} {error:?}"));
     for fate in fates(&error, 2) {
-        assert!(matches!(fate, None | Some(Fate::Untried)), "{fate:?}");
+        assert!(matches!(fate, None | Some(EventResult::NotAttempted)), "{fate:?}");
     }
 
     harness.start();
@@ -133,8 +133,8 @@ pub async fn a_hanging_server_is_unavailable_in_time_and_used_again_later<B: Har
     assert!(error.is_unavailable(), "{error}");
     assert_no_secret(&format!("{error} {error:?}"));
     assert_eq!(
-        error.fate(1).unwrap_or(Fate::Untried),
-        Fate::Untried,
+        error.fate(1).unwrap_or(EventResult::NotAttempted),
+        EventResult::NotAttempted,
         "blocked by an event with an unknown result"
     );
     let started = Instant::now();

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use outbox::{Fate, Outgoing, Publisher};
+use outbox::{EventResult, Outgoing, Publisher};
 use tokio::sync::watch;
 
 use super::{assert_no_secret, is_dead};
@@ -50,12 +50,12 @@ pub async fn deliver(
             let (mut retry, mut done) = (Vec::new(), Vec::new());
             for (index, event) in remaining.into_iter().enumerate() {
                 match error.fate(index) {
-                    Some(Fate::Published) => done.push(event),
-                    Some(Fate::Failed(failure)) => {
+                    Some(EventResult::Published) => done.push(event),
+                    Some(EventResult::Failed(failure)) => {
                         assert!(!is_dead(&failure), "an outage kills no event: {failure}");
                         retry.push(event);
                     }
-                    Some(Fate::Untried) | None => retry.push(event),
+                    Some(EventResult::NotAttempted) | None => retry.push(event),
                 }
             }
             if !done.is_empty() {

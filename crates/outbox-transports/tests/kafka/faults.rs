@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use outbox::{Failure, Fate, Outgoing, Publisher as _};
+use outbox::{EventResult, Failure, Outgoing, Publisher as _};
 use outbox_transports::{Kafka, KafkaSettings};
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
@@ -36,7 +36,11 @@ async fn a_refusal_blocks_its_key_and_names_the_cause() {
         let batch = of_a_key(0..3);
         let error = kafka.publish_batch(&batch).await.unwrap_err();
         assert!(!error.is_unavailable(), "{error}");
-        let expected = [Some(Fate::Failed(failure)), Some(Fate::Untried), Some(Fate::Untried)];
+        let expected = [
+            Some(EventResult::Failed(failure)),
+            Some(EventResult::NotAttempted),
+            Some(EventResult::NotAttempted),
+        ];
         assert_eq!(fates(&error, 3), expected);
     }
     assert_eq!(numbers(&cluster, 0).await, [0; 0], "no event has overtaken the refused one");
@@ -56,7 +60,7 @@ async fn a_topic_that_is_created_later_is_used() {
     let missing = "there is no topic \"later\": create it, or let the brokers create topics";
     assert!(error.is_unavailable(), "no event is to blame: {error}");
     assert_eq!(error.to_string(), missing);
-    assert_eq!(fates(&error, 2), [Some(Fate::Untried), Some(Fate::Untried)]);
+    assert_eq!(fates(&error, 2), [Some(EventResult::NotAttempted), Some(EventResult::NotAttempted)]);
     wait_until_unhealthy(&kafka, |reason| reason == missing).await;
     set(RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR);
     publish_until_accepted(&kafka, &of_a_key(0..2)).await;
@@ -73,8 +77,8 @@ async fn a_denied_topic_is_an_outage_if_it_is_the_only_one() {
         let event = outbox::Event::new("e").header("topic", "orders").json(&1).build().unwrap();
         let error = kafka.publish_batch(&[Outgoing::new(event)]).await.unwrap_err();
         assert_eq!((error.is_unavailable(), error.to_string().as_str()), (is_outage, denied));
-        let failed = Fate::Failed(Failure::retry(denied));
-        assert_eq!(error.fate(0), Some(if is_outage { Fate::Untried } else { failed }));
+        let failed = EventResult::Failed(Failure::retry(denied));
+        assert_eq!(error.fate(0), Some(if is_outage { EventResult::NotAttempted } else { failed }));
     }
 }
 
@@ -142,7 +146,7 @@ async fn timed_out_messages_are_not_sent_later() {
     cluster.down();
     let error = kafka.publish_batch(&of_a_key(1..3)).await.unwrap_err();
     assert!(error.is_unavailable(), "{error}");
-    assert_eq!(fates(&error, 2), [Some(Fate::Untried), Some(Fate::Untried)]);
+    assert_eq!(fates(&error, 2), [Some(EventResult::NotAttempted), Some(EventResult::NotAttempted)]);
     assert!(kafka.health().await.is_err());
     cluster.up();
     wait_until_healthy(&kafka).await;
@@ -167,5 +171,5 @@ async fn concurrent_batches_fail_when_their_producer_is_discarded() {
     assert!(tokio::time::timeout(Duration::from_millis(300), kafka.publish_batch(&batch)).await.is_err());
     let error = tokio::time::timeout(MAX_STALL, other).await.expect("in time").unwrap_err();
     assert!(error.is_unavailable(), "{error}");
-    assert_eq!(error.fate(0), Some(Fate::Untried));
+    assert_eq!(error.fate(0), Some(EventResult::NotAttempted));
 }

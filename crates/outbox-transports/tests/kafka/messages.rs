@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use outbox::{Event, EventBuilder, Failure, Fate, Outgoing, Publisher as _};
+use outbox::{Event, EventBuilder, EventResult, Failure, Outgoing, Publisher as _};
 use outbox_transports::{Kafka, KafkaCompression, KafkaMechanism, KafkaSasl, KafkaSettings, Tls};
 
 use crate::cluster::Cluster;
@@ -63,12 +63,12 @@ async fn an_event_with_an_invalid_topic_is_dead_and_the_others_arrive() {
     let error = kafka.publish_batch(&batch).await.unwrap_err();
     let no_topic = |name: &str| {
         let rule = "use letters, digits, `.`, `_` and `-`, at most 249";
-        Some(Fate::Failed(Failure::dead(format!("{name:?} is not a valid topic name: {rule}"))))
+        Some(EventResult::Failed(Failure::dead(format!("{name:?} is not a valid topic name: {rule}"))))
     };
     let missing = Failure::dead("the destination needs {header:topic}, which the event does not have");
     assert_eq!(
         fates(&error, 4),
-        [no_topic("a b"), no_topic(".."), Some(Fate::Failed(missing)), Some(Fate::Published)]
+        [no_topic("a b"), no_topic(".."), Some(EventResult::Failed(missing)), Some(EventResult::Published)]
     );
 }
 

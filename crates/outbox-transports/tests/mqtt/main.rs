@@ -14,7 +14,7 @@ use common::{
     of_size,
 };
 use harness::{MosquittoHarness, plan};
-use outbox::{Event, Failure, Fate, Outgoing, Publisher};
+use outbox::{Event, EventResult, Failure, Outgoing, Publisher};
 use outbox_testbed::{Plan, Proxy};
 use outbox_transports::{Mqtt, MqttSettings};
 use rumqttc::v5::Incoming;
@@ -26,9 +26,9 @@ fn event(kind: &str) -> Outgoing {
     Outgoing::new(Event::new(kind).json(&1).build().unwrap())
 }
 
-fn failed(fate: Option<&Option<Fate>>) -> &Failure {
+fn failed(fate: Option<&Option<EventResult>>) -> &Failure {
     match fate {
-        Some(Some(Fate::Failed(failure))) => failure,
+        Some(Some(EventResult::Failed(failure))) => failure,
         other => panic!("{other:?}"),
     }
 }
@@ -57,7 +57,7 @@ async fn a_denied_topic_fails_and_no_other() {
             assert_eq!(failure.to_string(), expected);
             assert!(!is_dead(failure), "permission may be granted later");
         } else {
-            assert_eq!(fate, &Some(Fate::Published), "{n}");
+            assert_eq!(fate, &Some(EventResult::Published), "{n}");
         }
     }
     let expected =
@@ -78,7 +78,7 @@ async fn a_denied_topic_of_all_events_is_an_outage() {
     let expected = "the server refused the message to `orders/secret`: not authorized (0x87)";
     assert!(error.is_unavailable(), "no event is to blame: {error}");
     assert_eq!(error.to_string(), expected);
-    assert_eq!(fates(&error, 2), [Some(Fate::Untried), Some(Fate::Untried)]);
+    assert_eq!(fates(&error, 2), [Some(EventResult::NotAttempted), Some(EventResult::NotAttempted)]);
 }
 
 /// Mosquitto refuses with a code that the client does not know, which ends the connection.
@@ -100,9 +100,9 @@ async fn a_message_that_the_server_rejects_is_isolated() {
     assert!(!error.is_unavailable(), "{error}");
     let fates = fates(&error, events.len());
     for index in [0, 3, 5] {
-        assert_eq!(fates[index], Some(Fate::Published), "{index}");
+        assert_eq!(fates[index], Some(EventResult::Published), "{index}");
     }
-    assert_eq!(fates[2], Some(Fate::Untried));
+    assert_eq!(fates[2], Some(EventResult::NotAttempted));
     for index in [1, 4] {
         let failure = failed(fates.get(index));
         assert!(is_dead(failure) && failure.to_string().contains("packet too large (0x95)"), "{failure}");
@@ -130,7 +130,7 @@ async fn an_event_whose_topic_has_wildcards_is_dead_and_blocks_no_other() {
     let publisher = harness.publisher(&PublisherOptions::default());
     let events = [event("plain"), event("a+b"), event("a/#")];
     let fates = fates(&publisher.publish_batch(&events).await.unwrap_err(), 3);
-    assert_eq!(fates[0], Some(Fate::Published));
+    assert_eq!(fates[0], Some(EventResult::Published));
     for index in [1, 2] {
         let failure = failed(fates.get(index));
         assert!(
@@ -220,7 +220,7 @@ async fn abandoned_messages_are_never_sent_later() {
     proxy.allow_bytes(900_000);
     let error = publisher.publish_batch(&events).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("confirmed nothing"), "{error}");
-    let published = (0..900).filter(|&index| error.fate(index) == Some(Fate::Published)).count();
+    let published = (0..900).filter(|&index| error.fate(index) == Some(EventResult::Published)).count();
     // From now on everything passes, including data that is still buffered.
     proxy.allow_bytes(u64::MAX);
     let arrived = harness.received(published).await.len();

@@ -10,7 +10,7 @@ mod relayed;
 mod requests;
 mod tls;
 
-use outbox::{Event, Fate, Outgoing, PublishError};
+use outbox::{Event, EventResult, Outgoing, PublishError};
 
 /// An event without a key.
 fn event(number: usize) -> Outgoing {
@@ -23,6 +23,6 @@ fn keyed(key: &str, number: usize) -> Outgoing {
 }
 
 /// The result of each event.
-fn fates(error: &PublishError, count: usize) -> Vec<Fate> {
+fn fates(error: &PublishError, count: usize) -> Vec<EventResult> {
     (0..count).map(|index| error.fate(index).unwrap()).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use outbox::{Failure, Fate, Outgoing, PublishError, Publisher as _};
+use outbox::{EventResult, Failure, Outgoing, PublishError, Publisher as _};
 use outbox_transports::{Webhook, WebhookSettings};
 use tokio::net::TcpListener;
 
@@ -30,7 +30,7 @@ async fn every_status_is_distinguished() {
     ] {
         let (error, receiver) = outcome(Reply::status(status)).await;
         let failure = Failure::retry(format!("http://{} answers {status} {expected}", receiver.address));
-        assert_eq!(error.fate(0), Some(Fate::Failed(failure)), "{status}");
+        assert_eq!(error.fate(0), Some(EventResult::Failed(failure)), "{status}");
         assert!(!error.is_unavailable(), "{status}");
     }
     for (status, expected) in [
@@ -41,12 +41,12 @@ async fn every_status_is_distinguished() {
     ] {
         let (error, receiver) = outcome(Reply::status(status)).await;
         let failure = Failure::dead(format!("http://{} answers {status} {expected}", receiver.address));
-        assert_eq!(error.fate(0), Some(Fate::Failed(failure)), "{status}");
+        assert_eq!(error.fate(0), Some(EventResult::Failed(failure)), "{status}");
     }
     for status in [401, 403, 502, 503, 504] {
         let (error, _receiver) = outcome(Reply::status(status)).await;
         assert!(error.is_unavailable(), "{status}");
-        assert_eq!(error.fate(0), Some(Fate::Untried), "{status}");
+        assert_eq!(error.fate(0), Some(EventResult::NotAttempted), "{status}");
     }
 }
 
@@ -74,9 +74,9 @@ async fn relay(webhook: &Webhook, mut due: Vec<Outgoing>) -> Vec<(Outgoing, Fail
         let mut left = Vec::new();
         for (index, event) in due.drain(..count).enumerate() {
             match error.fate(index) {
-                Some(Fate::Published) => {}
-                Some(Fate::Failed(failure)) => failed.push((event, failure)),
-                None | Some(Fate::Untried) => left.push(event),
+                Some(EventResult::Published) => {}
+                Some(EventResult::Failed(failure)) => failed.push((event, failure)),
+                None | Some(EventResult::NotAttempted) => left.push(event),
             }
         }
         left.append(&mut due);
@@ -106,7 +106,7 @@ async fn an_event_with_retry_after_waits_alone() {
         let webhook = Webhook::new("hooks", settings).unwrap();
         let error = webhook.publish_batch(&[typed("bad", 0)]).await.unwrap_err();
         assert!(!error.is_unavailable(), "only the event waits: {error}");
-        let Some(Fate::Failed(failure)) = error.fate(0) else { panic!("{error}") };
+        let Some(EventResult::Failed(failure)) = error.fate(0) else { panic!("{error}") };
         assert_eq!(failure, Failure::retry_after(Duration::from_secs(3_600), &failure), "an hour at most");
         assert!(failure.to_string().ends_with("and asks to wait 3600 s"), "{failure}");
         assert!(webhook.health().await.is_ok(), "other events are sent");
@@ -143,7 +143,7 @@ async fn an_event_that_is_always_refused_does_not_block_its_receiver_forever() {
     let bad = typed("bad", 0);
     while !matches!(
         webhook.publish_batch(std::slice::from_ref(&bad)).await.unwrap_err().fate(0),
-        Some(Fate::Failed(_))
+        Some(EventResult::Failed(_))
     ) {
         times += 1;
         assert!(times < 5, "no other event is ever tried");
@@ -163,7 +163,7 @@ async fn a_url_that_refuses_does_not_block_other_urls() {
     for _ in 0..3 {
         let error = webhook.publish_batch(&[to("bad")]).await.unwrap_err();
         assert!(!error.is_unavailable(), "{error}");
-        assert!(matches!(error.fate(0), Some(Fate::Failed(_))), "{error}");
+        assert!(matches!(error.fate(0), Some(EventResult::Failed(_))), "{error}");
         assert!(webhook.health().await.is_ok());
     }
     webhook.publish_batch(&[to("good")]).await.unwrap();
@@ -180,7 +180,7 @@ async fn a_response_is_kept_as_a_detail_and_not_in_the_reason() {
         })
         .await;
         let error = receiver.webhook().publish_batch(&[typed("bad", 0), typed("good", 1)]).await.unwrap_err();
-        let Some(Fate::Failed(failure)) = error.fate(0) else { panic!("{status}: {error}") };
+        let Some(EventResult::Failed(failure)) = error.fate(0) else { panic!("{status}: {error}") };
         assert!(!failure.to_string().contains("stock"), "{failure}");
         let excerpt = format!("the response begins with: no\\nstock for ada{}", "x".repeat(512 - 16));
         let expected = if status == 422 { Failure::dead(&failure) } else { Failure::retry(&failure) };
@@ -213,7 +213,7 @@ async fn a_response_timeout_is_the_events_failure() {
     let error = webhook.publish_batch(&batch).await.unwrap_err();
     let failure =
         format!("no response from http://{} in 5 s; the receiver may have accepted the event", slow.address);
-    assert_eq!(fates(&error, 2), [Fate::Failed(Failure::retry(failure)), Fate::Untried]);
+    assert_eq!(fates(&error, 2), [EventResult::Failed(Failure::retry(failure)), EventResult::NotAttempted]);
     assert!(!error.is_unavailable());
     assert_eq!(slow.requests().len(), 1);
 }
@@ -257,7 +257,7 @@ async fn a_missing_receiver_is_unavailable_until_it_starts() {
     let error = webhook.publish_batch(&[event(1), event(2)]).await.unwrap_err();
     assert!(error.is_unavailable());
     assert!(error.to_string().starts_with(&format!("no connection to http://{address}: ")), "{error}");
-    assert_eq!(fates(&error, 2), [Fate::Untried, Fate::Untried]);
+    assert_eq!(fates(&error, 2), [EventResult::NotAttempted, EventResult::NotAttempted]);
 
     let listener = TcpListener::bind(address).await.unwrap();
     let receiver = Receiver::listen(listener, |_, _| Reply::status(200));
@@ -289,7 +289,10 @@ async fn a_refusal_after_other_events_were_accepted_is_the_events_failure() {
     let error = receiver.webhook().publish_batch(&batch).await.unwrap_err();
     assert!(!error.is_unavailable());
     let refused = Failure::retry(format!("http://{} answers 503 Service Unavailable", receiver.address));
-    assert_eq!(fates(&error, 3), [Fate::Published, Fate::Failed(refused), Fate::Untried]);
+    assert_eq!(
+        fates(&error, 3),
+        [EventResult::Published, EventResult::Failed(refused), EventResult::NotAttempted]
+    );
     assert_eq!(receiver.requests().len(), 2);
 }
 

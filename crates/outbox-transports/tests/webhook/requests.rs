@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use outbox::{Event, Failure, Fate, Outgoing, Publisher as _};
+use outbox::{Event, EventResult, Failure, Outgoing, Publisher as _};
 use outbox_transports::{Format, Unverified, Webhook, verify_webhook};
 
 use crate::receiver::{ReceivedRequest, Receiver, Reply};
@@ -122,7 +122,7 @@ async fn an_event_can_choose_the_path_but_nothing_else() {
     let error = webhook.publish_batch(&[of("..")]).await.unwrap_err();
     assert_eq!(
         error.fate(0),
-        Some(Fate::Failed(Failure::dead("the webhook's path would contain `.` or `..`")))
+        Some(EventResult::Failed(Failure::dead("the webhook's path would contain `.` or `..`")))
     );
     assert_eq!(receiver.requests().len(), 1);
 }
@@ -168,7 +168,13 @@ async fn a_refusal_blocks_only_its_key() {
     let refused = Failure::retry(format!("http://{} answers 500 Internal Server Error", receiver.address));
     assert_eq!(
         fates(&error, 5),
-        [Fate::Failed(refused), Fate::Published, Fate::Untried, Fate::Published, Fate::Published]
+        [
+            EventResult::Failed(refused),
+            EventResult::Published,
+            EventResult::NotAttempted,
+            EventResult::Published,
+            EventResult::Published
+        ]
     );
     assert!(!error.is_unavailable());
     assert!(!receiver.requests().iter().any(|request| request.id() == batch[2].id().as_str()));
@@ -208,8 +214,8 @@ async fn an_event_that_is_not_valid_in_http_is_dead_and_the_others_arrive() {
     let batch = [with("two words", "x"), large, with("fine", "x")];
     let error = webhook.publish_batch(&batch).await.unwrap_err();
     let fates = fates(&error, 3);
-    assert_eq!(fates[0], Fate::Failed(Failure::dead("a header name is not valid in HTTP")));
-    let Fate::Failed(failure) = &fates[1] else { panic!("{fates:?}") };
+    assert_eq!(fates[0], EventResult::Failed(Failure::dead("a header name is not valid in HTTP")));
+    let EventResult::Failed(failure) = &fates[1] else { panic!("{fates:?}") };
     assert!(failure.to_string().ends_with("and the webhook accepts 2000"), "{failure}");
-    assert_eq!((&fates[2], receiver.requests().len()), (&Fate::Published, 1));
+    assert_eq!((&fates[2], receiver.requests().len()), (&EventResult::Published, 1));
 }

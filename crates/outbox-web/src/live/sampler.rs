@@ -56,7 +56,7 @@ impl Sampler {
         // Rates are unknown in the first sample.
         let known = !std::mem::replace(&mut self.is_first, false);
         let known = |rate: f64| known.then_some(round(rate));
-        let behind = |lag: outbox::PairLag| PublisherLag {
+        let behind = |lag: outbox::Lag| PublisherLag {
             topic: lag.id.topic().to_owned(),
             publisher: lag.id.publisher().to_owned(),
             status: lag.status.as_str(),

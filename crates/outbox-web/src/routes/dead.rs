@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::{OriginalUri, State};
 use axum::response::{IntoResponse as _, Response};
 use chrono::{DateTime, Utc};
-use outbox::store::{Filter, SharedStore, Shelf, Status};
+use outbox::store::{Filter, SharedStore, Status, StatusGroup};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -71,7 +71,7 @@ pub(crate) async fn types(
     State(web): State<Shared>,
     Params(query): Params<DatabaseQuery>,
 ) -> ApiResult<Json<DeadTypes>> {
-    let found = query.resolve(&web)?.store.breakdown(Shelf::Dead, SCAN_LIMIT).await?;
+    let found = query.resolve(&web)?.store.breakdown(StatusGroup::Dead, SCAN_LIMIT).await?;
     let view = |of: outbox::store::TypeCount| DeadType {
         event_type: of.event_type,
         count: of.count,
@@ -102,14 +102,14 @@ pub(crate) async fn replay(
     let filter = Filter { status: Some(Status::Dead), ..replay.filter.filter()? };
     let rate = rate(replay.rate)?;
     if replay.dry_run {
-        return Ok(Json(count(&database.store, Shelf::Dead, &filter).await?).into_response());
+        return Ok(Json(count(&database.store, StatusGroup::Dead, &filter).await?).into_response());
     }
     if replay.filter.is_empty() && !replay.confirm_all {
         return Err(Problem::new(Kind::NotConfirmed, "an empty filter would replay every dead event")
             .advice("Set a filter, or `\"confirm_all\": true`; `\"dry_run\": true` counts them."));
     }
     let permit = web.jobs.permit()?;
-    let total = count(&database.store, Shelf::Dead, &filter).await?;
+    let total = count(&database.store, StatusGroup::Dead, &filter).await?;
     let details = serde_json::json!({"filter": replay.filter.audit_details(), "rate": rate});
     let pending = AuditedChange::new(&database, &caller, "dead.replay", "dead events")
         .details(&details)

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use chrono::{DateTime, Utc};
-use outbox::store::{Circumstances, EventMetadata, Filter, StoredEvent};
+use outbox::store::{DeliveryFacts, EventMetadata, Filter, StoredEvent};
 use outbox::{Admin, EventId, Explanation};
 use serde::Serialize;
 use utoipa::{IntoParams, ToSchema};
@@ -187,9 +187,9 @@ async fn explained(database: &Database, found: &Found) -> ApiResult<ExplanationV
     }
     // Looked up by id, the event, the events ahead of it and the replay command could belong to
     // another event.
-    let around = database.store.circumstances(&found.event.row.id).await?;
+    let around = database.store.delivery_facts(&found.event.row.id).await?;
     let event = found.read(database).await?;
-    let own = Circumstances { event, pending_ahead: None, dead_ahead: None, due_before: 0, ..around };
+    let own = DeliveryFacts { event, pending_ahead: None, dead_ahead: None, due_before: 0, ..around };
     let mut view = ExplanationView::from(Explanation::of(&EventId::from(found.name()), &own));
     let (general_advice, advice) = (view.advice.take().unwrap_or_default(), found.sql_advice());
     let explanation = view.text.strip_suffix(&general_advice).unwrap_or(&view.text).trim_end();

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use outbox::store::{Filter, PageAsk, Shelf};
+use outbox::store::{Filter, PageRequest, StatusGroup};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -117,9 +117,9 @@ pub(crate) async fn list(
     let wanted = query.status.unwrap_or_default();
     let newest_first = query.order.unwrap_or_default() == Order::Newest;
     let shelf = match wanted {
-        StatusFilter::Pending | StatusFilter::New | StatusFilter::Retry => Shelf::Pending,
-        StatusFilter::Done => Shelf::Done,
-        StatusFilter::Dead => Shelf::Dead,
+        StatusFilter::Pending | StatusFilter::New | StatusFilter::Retry => StatusGroup::Pending,
+        StatusFilter::Done => StatusGroup::Done,
+        StatusFilter::Dead => StatusGroup::Dead,
     };
     let after = match &query.cursor {
         Some(cursor) => Some(PageCursor::decode(cursor, shelf, newest_first)?),
@@ -127,7 +127,7 @@ pub(crate) async fn list(
     };
     let limit = page_size(query.limit)?;
     let filter = query.filter(shelf)?;
-    let request = PageAsk { shelf, filter, newest_first, after, limit, look_at: SCAN_LIMIT.max(limit) };
+    let request = PageRequest { shelf, filter, newest_first, after, limit, look_at: SCAN_LIMIT.max(limit) };
     let page = database.store.page(&request).await?;
     let is_wanted = |event: &EventView| match wanted {
         StatusFilter::New => event.status == "NEW",
@@ -140,13 +140,13 @@ pub(crate) async fn list(
 }
 
 impl EventQuery {
-    fn filter(&self, shelf: Shelf) -> ApiResult<Filter> {
+    fn filter(&self, shelf: StatusGroup) -> ApiResult<Filter> {
         let checked = |name: &str, text: &Option<String>, longest: usize| match text {
             Some(text) => text::check(name, text, longest).map(|()| Some(text.clone())),
             None => Ok(None),
         };
         let (within, before) = (self.within.map(|age| age.0), self.before.map(|age| age.0));
-        let settled = shelf != Shelf::Pending;
+        let settled = shelf != StatusGroup::Pending;
         Ok(Filter {
             event_type: checked("event_type", &self.event_type, 255)?,
             aggregate_type: checked("aggregate_type", &self.aggregate_type, 64)?,

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use chrono::{DateTime, Utc};
-use outbox::store::{JoinAct, JoinFilter};
+use outbox::store::{JoinCommand, JoinFilter};
 use outbox::{Admin, EventId, Join, JoinId, JoinStatus, Step};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -229,7 +229,7 @@ pub(crate) async fn cancel(
         if join.status != JoinStatus::Pending {
             return Err(Problem::conflict(format!("join `{}` is {}", join.id, join.status)));
         }
-        let acted = database.store.join(&JoinAct::Cancel { join: join.id.clone() }).await?;
+        let acted = database.store.join(&JoinCommand::Cancel { join: join.id.clone() }).await?;
         let outcome = acted.join.ok_or_else(|| unknown(join.id.as_str()))?;
         Ok(Changed { count: 1, outcome })
     };

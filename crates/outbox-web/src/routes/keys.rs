@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::{Path, State};
-use outbox::store::{Filter, PageAsk, Shelf};
+use outbox::store::{Filter, PageRequest, StatusGroup};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -135,8 +135,13 @@ async fn head(database: &Database, key: &str) -> ApiResult<Found> {
     }
     let filter = Filter { ordering_key: Some(key.to_owned()), ..Filter::default() };
     // The page is in the order of sequence numbers: the first row is the head of the key.
-    let request =
-        PageAsk { shelf: Shelf::Dead, filter, limit: 1, look_at: KEY_SCAN_LIMIT, ..PageAsk::default() };
+    let request = PageRequest {
+        shelf: StatusGroup::Dead,
+        filter,
+        limit: 1,
+        look_at: KEY_SCAN_LIMIT,
+        ..PageRequest::default()
+    };
     let first = database.store.page(&request).await?.rows.pop().ok_or_else(no_dead_event)?;
     find_at(database, first.seq).await?.ok_or_else(no_dead_event)
 }

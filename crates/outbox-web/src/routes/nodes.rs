@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use axum::Json;
 use axum::extract::{Path, State};
 use chrono::{DateTime, Utc};
-use outbox::store::{EXCLUSIVE, Node, NodeId, OnDead, PageAsk, SharedStore, TaskError};
+use outbox::store::{EXCLUSIVE, Node, NodeId, OnDead, PageRequest, SharedStore, TaskError};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -274,7 +274,7 @@ async fn leases(store: &SharedStore) -> ApiResult<Vec<LeaseView>> {
         let what = "the whole table".to_owned();
         leases.push(LeaseView { holder: leader.to_string(), what, events: None, until: None });
     }
-    let request = PageAsk { limit: SCAN_LIMIT, look_at: SCAN_LIMIT, ..PageAsk::default() };
+    let request = PageRequest { limit: SCAN_LIMIT, look_at: SCAN_LIMIT, ..PageRequest::default() };
     let mut held: BTreeMap<String, (u64, DateTime<Utc>)> = BTreeMap::new();
     for (holder, until) in store.page(&request).await?.rows.into_iter().filter_map(|row| row.lease) {
         let held = held.entry(holder.to_string()).or_insert((0, until));

@@ -10,7 +10,7 @@ use axum::response::Sse;
 use axum::response::sse::{Event, KeepAlive};
 use chrono::{DateTime, Utc};
 use futures_util::stream::{self, Stream};
-use outbox::store::{Shelf, TypeCount, UnroutedEvents, UnroutedType};
+use outbox::store::{StatusGroup, TypeCount, UnroutedEvents, UnroutedType};
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::RecvError;
 use utoipa::{IntoParams, ToSchema};
@@ -128,8 +128,8 @@ pub(crate) async fn overview(
 ) -> ApiResult<Json<DatabaseOverview>> {
     let database = find_database(&web, query.database.as_deref())?;
     let overview = database.store.overview(COUNT_LIMIT).await?;
-    let pending = database.store.breakdown(Shelf::Pending, SCAN_LIMIT).await?;
-    let dead = database.store.breakdown(Shelf::Dead, SCAN_LIMIT).await?;
+    let pending = database.store.breakdown(StatusGroup::Pending, SCAN_LIMIT).await?;
+    let dead = database.store.breakdown(StatusGroup::Dead, SCAN_LIMIT).await?;
     let latest = web.live.latest(&database.name);
     let history = query.history.unwrap_or(false).then(|| web.live.history(&database.name));
     let pending = (pending.types, pending.more);

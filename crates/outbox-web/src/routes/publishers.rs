@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use chrono::{DateTime, Utc};
 use outbox::store::{Node, NodeOutage, OpenAppend};
-use outbox::{LogAdmin, PairState, Position};
+use outbox::{LogAdmin, Position, SubscriptionState};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -207,7 +207,7 @@ pub(crate) fn unknown(name: &str) -> Problem {
 /// Lag of all publishers.
 pub(crate) async fn lags(database: &Database) -> ApiResult<Vec<LagView>> {
     let lag = LogAdmin::new(database.store.clone()).lag().await?;
-    let view = |lag: outbox::PairLag| LagView {
+    let view = |lag: outbox::Lag| LagView {
         topic: lag.id.topic().to_owned(),
         publisher: lag.id.publisher().to_owned(),
         status: lag.status.as_str(),
@@ -224,7 +224,8 @@ async fn pairs(database: &Database) -> ApiResult<Vec<PairView>> {
     let (pairs, head) = (log.pairs().await?, log.head().await?);
     let waiting =
         if pairs.iter().any(|pair| pair.position < head) { log.waiting().await? } else { Vec::new() };
-    let waits_for = |pair: &PairState| waiting.iter().find(|(id, _)| *id == pair.id).map(|(_, open)| open);
+    let waits_for =
+        |pair: &SubscriptionState| waiting.iter().find(|(id, _)| *id == pair.id).map(|(_, open)| open);
     Ok(pairs.iter().map(|pair| view(pair, head, waits_for(pair))).collect())
 }
 
@@ -277,7 +278,7 @@ pub(crate) fn outages_of(nodes: &[Node]) -> Vec<OutageView> {
     running.flat_map(of_node).collect()
 }
 
-fn view(pair: &PairState, head: Position, waits_for: Option<&OpenAppend>) -> PairView {
+fn view(pair: &SubscriptionState, head: Position, waits_for: Option<&OpenAppend>) -> PairView {
     PairView {
         topic: pair.id.topic().to_owned(),
         publisher: pair.id.publisher().to_owned(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::{OriginalUri, State};
 use axum::response::{IntoResponse as _, Response};
-use outbox::store::{Filter, Purge, Purgeable, SharedStore, Shelf};
+use outbox::store::{Filter, Purge, Purgeable, SharedStore, StatusGroup};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -99,11 +99,13 @@ pub(crate) async fn purge(
 async fn total(store: &SharedStore, what: PurgeTarget, older_than: Duration) -> ApiResult<Option<Count>> {
     let filter = Filter { settled_before: Some(older_than), ..Filter::default() };
     Ok(match what {
-        PurgeTarget::Done => Some(count(store, Shelf::Done, &filter).await?),
-        PurgeTarget::Dead => Some(count(store, Shelf::Dead, &filter).await?),
+        PurgeTarget::Done => Some(count(store, StatusGroup::Done, &filter).await?),
+        PurgeTarget::Dead => Some(count(store, StatusGroup::Dead, &filter).await?),
         PurgeTarget::Finished => {
-            let (done, dead) =
-                (count(store, Shelf::Done, &filter).await?, count(store, Shelf::Dead, &filter).await?);
+            let (done, dead) = (
+                count(store, StatusGroup::Done, &filter).await?,
+                count(store, StatusGroup::Dead, &filter).await?,
+            );
             Some(Count { count: done.count + dead.count, more: done.more || dead.more })
         }
         PurgeTarget::Joins | PurgeTarget::Inbox | PurgeTarget::Attempts => None,

@@ -226,7 +226,7 @@ impl TestServer {
             only: None,
             probe: None,
             destinations: Default::default(),
-            frontiers: Default::default(),
+            held_up_to: Default::default(),
             together: false,
             max_bytes: usize::MAX,
             by_aggregate: false,

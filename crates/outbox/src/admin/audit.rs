@@ -3,7 +3,7 @@
 use super::Admin;
 use crate::error::Result;
 use crate::event::EventId;
-use crate::store::{Audit, Deed, Edit, NodeId};
+use crate::store::{Audit, AuditEntry, Edit, NodeId};
 
 impl Admin {
     /// Settles a dead event: it becomes DONE by this operator, keeps its error, and unblocks its
@@ -54,27 +54,27 @@ impl Admin {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
-    /// use outbox::store::Deed;
+    /// use outbox::store::AuditEntry;
     ///
     /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
     /// let admin = outbox.admin();
-    /// let deed = Deed { actor: "ada".into(), via: "script".into(), action: "dead.replay".into(), ..Deed::default() };
+    /// let deed = AuditEntry { actor: "ada".into(), via: "script".into(), action: "dead.replay".into(), ..AuditEntry::default() };
     /// let id = admin.audit(&deed).await?;
     /// let replayed = admin.replay_all(&Default::default(), 100).await?;
-    /// admin.audited(id, "done", Some(replayed)).await?;
+    /// admin.finish_audit(id, "done", Some(replayed)).await?;
     ///
     /// let last = admin.audits(None, 1).await?.remove(0);
     /// assert_eq!((last.actor.as_str(), last.outcome.as_deref(), last.count), ("ada", Some("done"), Some(0)));
     /// # Ok(()) }
     /// ```
-    pub async fn audit(&self, deed: &Deed) -> Result<i64> {
+    pub async fn audit(&self, deed: &AuditEntry) -> Result<i64> {
         self.store.audit(deed).await
     }
 
     /// Completes an audit entry with its outcome and the number of changed rows.
-    pub async fn audited(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()> {
-        self.store.audited(id, outcome, count).await
+    pub async fn finish_audit(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()> {
+        self.store.finish_audit(id, outcome, count).await
     }
 
     /// Writes an audit entry before the change is made: without an entry there is no change. The
@@ -82,12 +82,12 @@ impl Admin {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
-    /// use outbox::store::Deed;
+    /// use outbox::store::AuditEntry;
     ///
     /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
     /// let admin = outbox.admin();
-    /// let deed = Deed { actor: "ada".into(), via: "script".into(), action: "dead.replay".into(), ..Deed::default() };
+    /// let deed = AuditEntry { actor: "ada".into(), via: "script".into(), action: "dead.replay".into(), ..AuditEntry::default() };
     /// let replay = async { admin.replay_all(&Default::default(), 100).await.map(|count| (count, ())) };
     /// let (replayed, ()) = admin.begin_audit(deed).await?.carry_out(replay, outbox::Error::to_string).await?;
     ///
@@ -95,7 +95,7 @@ impl Admin {
     /// assert_eq!((last.outcome.as_deref(), last.count), (Some("done"), Some(replayed)));
     /// # Ok(()) }
     /// ```
-    pub async fn begin_audit(&self, deed: Deed) -> Result<OpenAudit> {
+    pub async fn begin_audit(&self, deed: AuditEntry) -> Result<OpenAudit> {
         let id = self.store.audit(&deed).await?;
         Ok(OpenAudit { admin: self.clone(), id, deed })
     }
@@ -113,7 +113,7 @@ impl Admin {
 pub struct OpenAudit {
     admin: Admin,
     id: i64,
-    deed: Deed,
+    deed: AuditEntry,
 }
 
 impl OpenAudit {
@@ -134,10 +134,10 @@ impl OpenAudit {
 
     /// Completes the entry. If that fails, the log has the outcome.
     pub async fn finish(&self, outcome: &str, count: Option<u64>) {
-        let Deed { actor, via, action, target, .. } = &self.deed;
+        let AuditEntry { actor, via, action, target, .. } = &self.deed;
         let (store, target) = (self.admin.store.name(), target.as_deref().unwrap_or_default());
         tracing::info!(who = actor, via, action, target, store, outcome, count, "operator change");
-        if let Err(error) = self.admin.audited(self.id, outcome, count).await {
+        if let Err(error) = self.admin.finish_audit(self.id, outcome, count).await {
             tracing::error!(store, %error, id = self.id, "could not write the outcome of a change to its audit entry");
         }
     }

@@ -8,8 +8,8 @@ use super::{Admin, purge_attempts, purge_audits};
 use crate::error::Result;
 use crate::event::EventId;
 use crate::store::{
-    Attempt, BlockedKeys, Breakdown, EventMetadata, Node, NodeId, Overview, Page, PageAsk, Released, Shelf,
-    UnroutedEvents,
+    Attempt, BlockedKeys, Breakdown, EventMetadata, Node, NodeId, Overview, Page, PageRequest, Released,
+    StatusGroup, UnroutedEvents,
 };
 
 impl Admin {
@@ -19,14 +19,14 @@ impl Admin {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
     /// use outbox::Event;
-    /// use outbox::store::{Filter, PageAsk, Shelf};
+    /// use outbox::store::{Filter, PageRequest, StatusGroup};
     ///
     /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
     /// outbox.send_all((0..100).map(|n| Event::new(if n % 10 == 0 { "rare" } else { "common" }).json(&n))).await?;
     ///
     /// let filter = Filter { event_type: Some("rare".to_owned()), ..Filter::default() };
-    /// let mut ask = PageAsk { shelf: Shelf::Pending, filter, limit: 4, look_at: 30, ..PageAsk::default() };
+    /// let mut ask = PageRequest { shelf: StatusGroup::Pending, filter, limit: 4, look_at: 30, ..PageRequest::default() };
     /// let mut found = 0;
     /// loop {
     ///     let page = outbox.admin().page(&ask).await?;
@@ -37,7 +37,7 @@ impl Admin {
     /// assert_eq!(found, 10);
     /// # Ok(()) }
     /// ```
-    pub async fn page(&self, ask: &PageAsk) -> Result<Page> {
+    pub async fn page(&self, ask: &PageRequest) -> Result<Page> {
         self.store.page(ask).await
     }
 
@@ -82,17 +82,17 @@ impl Admin {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
     /// # use outbox::Event;
-    /// use outbox::store::Shelf;
+    /// use outbox::store::StatusGroup;
     ///
     /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
     /// outbox.send_all((0..9).map(|n| Event::new(if n < 3 { "a" } else { "b" }).json(&n))).await?;
     ///
-    /// let pending = outbox.admin().breakdown(Shelf::Pending, 10_000).await?;
+    /// let pending = outbox.admin().breakdown(StatusGroup::Pending, 10_000).await?;
     /// assert_eq!((pending.types[0].event_type.as_str(), pending.types[0].count), ("b", 6));
     /// # Ok(()) }
     /// ```
-    pub async fn breakdown(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown> {
+    pub async fn breakdown(&self, shelf: StatusGroup, look_at: usize) -> Result<Breakdown> {
         self.store.breakdown(shelf, look_at).await
     }
 

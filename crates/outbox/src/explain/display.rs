@@ -4,7 +4,7 @@ use std::fmt;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 
-use super::{Explanation, MOST_COUNTED, Reason};
+use super::{Explanation, MAX_COUNTED, Reason};
 use crate::escape::{Escaped, shell_word};
 use crate::event::EventId;
 
@@ -265,7 +265,7 @@ fn before(f: &mut fmt::Formatter<'_>, due_before: Option<u64>) -> fmt::Result {
         None => f.write_str("."),
         Some(0) => f.write_str("; no event is due before it."),
         Some(1) => f.write_str("; 1 free event is due before it."),
-        Some(n) if n >= MOST_COUNTED => write!(f, "; {MOST_COUNTED} free events or more are due before it."),
+        Some(n) if n >= MAX_COUNTED => write!(f, "; {MAX_COUNTED} free events or more are due before it."),
         Some(n) => write!(f, "; {n} free events are due before it."),
     }
 }

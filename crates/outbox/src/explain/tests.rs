@@ -29,12 +29,12 @@ fn plain() -> StoredEvent {
     stored(9, Event::new("order.placed"))
 }
 
-fn of(event: StoredEvent) -> Circumstances {
-    Circumstances { now: now(), event: Some(event), ..Circumstances::default() }
+fn of(event: StoredEvent) -> DeliveryFacts {
+    DeliveryFacts { now: now(), event: Some(event), ..DeliveryFacts::default() }
 }
 
-fn explain(circumstances: &Circumstances) -> Explanation {
-    Explanation::of(&EventId::from("e9"), circumstances)
+fn explain(delivery_facts: &DeliveryFacts) -> Explanation {
+    Explanation::of(&EventId::from("e9"), delivery_facts)
 }
 
 /// Asserts that the text of an explanation contains all of these.
@@ -48,7 +48,7 @@ fn shows(explanation: &Explanation, words: &[&str]) {
 
 #[test]
 fn an_unknown_event_may_have_been_purged() {
-    let explained = explain(&Circumstances { now: now(), ..Circumstances::default() });
+    let explained = explain(&DeliveryFacts { now: now(), ..DeliveryFacts::default() });
     assert_eq!(explained.reasons, [Reason::Unknown]);
     shows(&explained, &["Event e9 is not in the table", "purged", "Check the id"]);
 }
@@ -102,7 +102,7 @@ fn a_holder_that_vanished_is_named() {
         node.state.presence_ms = Some(20_000);
         node
     };
-    let with = |nodes| explain(&Circumstances { nodes, ..of(event.clone()) });
+    let with = |nodes| explain(&DeliveryFacts { nodes, ..of(event.clone()) });
     let explained = with(vec![announced(node("a", 12, true))]);
     assert_eq!(*explained.reason(), Reason::Held { by: "a".into(), until });
     // No relay is left to release the lease: it has to expire.
@@ -179,7 +179,7 @@ fn the_reason_of_a_retrying_head_is_shown() {
         last_error: Some("503".to_owned()),
         ..stored(4, keyed())
     };
-    let explained = explain(&Circumstances { pending_ahead: Some(head), ..of(stored(9, keyed())) });
+    let explained = explain(&DeliveryFacts { pending_ahead: Some(head), ..of(stored(9, keyed())) });
     let Reason::Behind { event } = explained.reason() else { panic!("{explained}") };
     assert_eq!(event.event_id, "e4");
     assert!(matches!(event.reason(), Reason::NotDue { attempts: 2, .. }));
@@ -193,7 +193,7 @@ fn the_reason_of_a_retrying_head_is_shown() {
 fn the_advice_for_an_event_behind_a_dead_head_is_to_replay_the_head() {
     let keyed = || Event::new("order.paid").ordering_key("k");
     let dead = StoredEvent { status: Status::Dead, ..stored(2, keyed()) };
-    let facts = Circumstances {
+    let facts = DeliveryFacts {
         dead_ahead: Some(dead),
         pending_ahead: Some(stored(5, keyed())),
         ..of(stored(9, keyed()))
@@ -216,7 +216,7 @@ fn the_advice_for_an_event_behind_a_dead_head_is_to_replay_the_head() {
 #[test]
 fn a_dead_event_behind_a_pending_one_is_the_second_reason() {
     let keyed = || Event::new("order.paid").ordering_key("k");
-    let facts = Circumstances {
+    let facts = DeliveryFacts {
         dead_ahead: Some(StoredEvent { status: Status::Dead, ..stored(7, keyed()) }),
         pending_ahead: Some(stored(5, keyed())),
         ..of(stored(9, keyed()))
@@ -230,7 +230,7 @@ fn a_dead_event_behind_a_pending_one_is_the_second_reason() {
 fn a_delay_comes_before_the_event_ahead() {
     let keyed = || Event::new("order.paid").ordering_key("k");
     let later = StoredEvent { available_at: now() + Duration::days(9), ..stored(9, keyed()) };
-    let explained = explain(&Circumstances { pending_ahead: Some(stored(5, keyed())), ..of(later) });
+    let explained = explain(&DeliveryFacts { pending_ahead: Some(stored(5, keyed())), ..of(later) });
     assert!(matches!(explained.reasons[..], [Reason::NotDue { .. }, Reason::Behind { .. }]), "{explained}");
     shows(&explained, &["not due for another 9 days", "\nIt also waits behind"]);
 }
@@ -238,7 +238,7 @@ fn a_delay_comes_before_the_event_ahead() {
 #[test]
 fn a_leader_has_the_event_in_memory_or_reads_it_soon() {
     let leader = Some(NodeId::from("node-7"));
-    let explained = explain(&Circumstances { leader, due_before: 3, ..of(plain()) });
+    let explained = explain(&DeliveryFacts { leader, due_before: 3, ..of(plain()) });
     assert!(matches!(explained.reason(), Reason::WithLeader { due_before: Some(3), .. }));
     shows(
         &explained,
@@ -252,7 +252,7 @@ fn without_any_sign_of_a_relay_the_advice_is_to_start_one() {
     assert!(matches!(explained.reason(), Reason::Waiting { at_work: false, .. }));
     shows(&explained, &["no sign of a running relay", "none was settled", "Start a relay"]);
     let long_ago = Some(now() - Duration::hours(5));
-    let explained = explain(&Circumstances { last_settled: long_ago, ..of(plain()) });
+    let explained = explain(&DeliveryFacts { last_settled: long_ago, ..of(plain()) });
     shows(&explained, &["the last one was settled 5 h ago", "Start a relay"]);
 }
 
@@ -260,10 +260,10 @@ fn without_any_sign_of_a_relay_the_advice_is_to_start_one() {
 fn leased_events_and_recent_settlements_are_signs_of_a_relay() {
     let recent = Some(now() - Duration::seconds(5));
     for facts in [
-        Circumstances { somebody_holds: true, ..of(plain()) },
-        Circumstances { last_settled: recent, ..of(plain()) },
+        DeliveryFacts { any_leased: true, ..of(plain()) },
+        DeliveryFacts { last_settled: recent, ..of(plain()) },
     ] {
-        let explained = explain(&Circumstances { due_before: 10_000, ..facts });
+        let explained = explain(&DeliveryFacts { due_before: 10_000, ..facts });
         assert!(matches!(explained.reason(), Reason::Waiting { at_work: true, .. }));
         shows(&explained, &["A relay is active", "10000 free events or more"]);
         assert_eq!(explained.advice(), None);
@@ -292,12 +292,12 @@ fn without(destination: &str, event_type: &str, node: Node) -> Node {
 #[test]
 fn a_relay_that_runs_and_delivers_is_named() {
     let nodes = vec![node("stands-by", 1, false), node("works", 5, true), node("was", 600, true)];
-    let explained = explain(&Circumstances { nodes, ..of(plain()) });
+    let explained = explain(&DeliveryFacts { nodes, ..of(plain()) });
     let Reason::Waiting { relays, at_work: true, .. } = explained.reason() else { panic!("{explained}") };
     assert_eq!(*relays, [NodeId::from("works")]);
     shows(&explained, &["Active relays: works."]);
     let nodes = vec![node("stands-by", 1, false), node("was", 600, true)];
-    assert!(explain(&Circumstances { nodes, ..of(plain()) }).advice().is_some(), "no relay delivers");
+    assert!(explain(&DeliveryFacts { nodes, ..of(plain()) }).advice().is_some(), "no relay delivers");
 }
 
 #[test]
@@ -308,7 +308,7 @@ fn an_unavailable_destination_is_shown_with_the_relays_that_report_it() {
         without("kafka", "order.placed", node("gone", 600, true)),
         without("redis", "order.paid", node("c", 1, true)),
     ];
-    let explained = explain(&Circumstances { nodes, ..of(plain()) });
+    let explained = explain(&DeliveryFacts { nodes, ..of(plain()) });
     let Reason::Outage { destination, nodes, .. } = explained.reason() else { panic!("{explained}") };
     assert_eq!((destination.as_str(), nodes.len(), explained.reasons.len()), ("nats", 2, 1));
     shows(
@@ -343,7 +343,7 @@ fn an_event_that_no_relay_can_take_is_shown_with_each_relay_and_its_error() {
     let take = |name| failing(RelayTask::Take, 3, node(name, 1, true));
     let nodes = vec![take("a"), take("b"), failing(RelayTask::Take, 9, node("gone", 600, true))];
     for leader in [None, Some(NodeId::from("a:life"))] {
-        let explained = explain(&Circumstances { nodes: nodes.clone(), leader, ..of(plain()) });
+        let explained = explain(&DeliveryFacts { nodes: nodes.clone(), leader, ..of(plain()) });
         assert_eq!(explained.reasons.len(), 2, "{explained}");
         assert_eq!(failing_relays(&explained), ["a", "b"]);
         shows(
@@ -362,7 +362,7 @@ fn an_event_that_no_relay_can_take_is_shown_with_each_relay_and_its_error() {
 #[test]
 fn a_failing_relay_does_not_count_as_active() {
     let nodes = vec![failing(RelayTask::Take, 3, node("bad", 1, true)), node("good", 1, true)];
-    let explained = explain(&Circumstances { nodes, ..of(plain()) });
+    let explained = explain(&DeliveryFacts { nodes, ..of(plain()) });
     let Reason::Waiting { relays, at_work: true, .. } = explained.reason() else { panic!("{explained}") };
     assert_eq!(*relays, [NodeId::from("good")]);
     assert_eq!(failing_relays(&explained), ["bad"]);
@@ -375,7 +375,7 @@ fn a_transient_error_and_an_error_of_another_task_are_no_reasons() {
         failing(RelayTask::Take, 2, node("once", 1, true)),
         failing(RelayTask::Purge, 9, node("purges", 1, true)),
     ];
-    let explained = explain(&Circumstances { nodes, ..of(plain()) });
+    let explained = explain(&DeliveryFacts { nodes, ..of(plain()) });
     assert!(failing_relays(&explained).is_empty(), "{explained}");
     shows(&explained, &["Active relays: once, purges."]);
 }
@@ -384,14 +384,14 @@ fn a_transient_error_and_an_error_of_another_task_are_no_reasons() {
 fn a_holder_that_fails_to_settle_is_a_reason() {
     let held = StoredEvent { lease: Some(("a".into(), now() + Duration::minutes(1))), ..plain() };
     let settle = |name| failing(RelayTask::Settle, 3, node(name, 1, true));
-    let explained = explain(&Circumstances { nodes: vec![settle("a"), settle("b")], ..of(held) });
+    let explained = explain(&DeliveryFacts { nodes: vec![settle("a"), settle("b")], ..of(held) });
     assert!(matches!(explained.reason(), Reason::Held { .. }), "{explained}");
     assert_eq!(failing_relays(&explained), ["a"]);
     shows(&explained, &["It also waits to be settled: relay a has failed to settle events for 5 min"]);
 
     let left = StoredEvent { lease: Some(("gone".into(), now() - Duration::minutes(1))), ..plain() };
     let nodes = vec![failing(RelayTask::Take, 3, node("a", 1, true))];
-    let explained = explain(&Circumstances { nodes, ..of(left) });
+    let explained = explain(&DeliveryFacts { nodes, ..of(left) });
     assert!(matches!(explained.reason(), Reason::LeaseRanOut { .. }), "{explained}");
     assert_eq!(failing_relays(&explained), ["a"]);
 }
@@ -424,7 +424,7 @@ fn routing(name: &str, routes: NodeRoutes) -> Node {
 fn an_event_that_no_running_relay_routes_names_the_relays() {
     let other = |name: &str| routing(name, NodeRoutes::Only(Routed::default().and_type("order.paid")));
     let nodes = vec![other("a"), other("b")];
-    let explained = explain(&Circumstances { nodes: nodes.clone(), ..of(plain()) });
+    let explained = explain(&DeliveryFacts { nodes: nodes.clone(), ..of(plain()) });
     let reason = Reason::Unrouted {
         event_type: "order.placed".to_owned(),
         aggregate_type: "__GLOBAL__".to_owned(),
@@ -444,12 +444,12 @@ fn an_event_that_no_running_relay_routes_names_the_relays() {
 
     // Other reasons come first.
     let late = StoredEvent { available_at: now() + Duration::hours(1), ..plain() };
-    let explained = explain(&Circumstances { nodes: nodes.clone(), ..of(late) });
+    let explained = explain(&DeliveryFacts { nodes: nodes.clone(), ..of(late) });
     assert!(matches!(explained.reasons[..], [Reason::NotDue { .. }, Reason::Unrouted { .. }]));
     let behind = stored(9, Event::new("order.paid").ordering_key("k"));
     let ahead = stored(7, Event::new("order.placed").ordering_key("k"));
     let explained =
-        explain(&Circumstances { nodes: nodes.clone(), pending_ahead: Some(ahead), ..of(behind) });
+        explain(&DeliveryFacts { nodes: nodes.clone(), pending_ahead: Some(ahead), ..of(behind) });
     shows(
         &explained,
         &["waits behind an earlier event of its ordering key: e7 (order.placed), which waits for a relay"],
@@ -464,7 +464,7 @@ fn an_event_that_no_running_relay_routes_names_the_relays() {
         NodeRoutes::Only(Routed::default().and_pattern("*.placed")),
     ] {
         let nodes = [nodes.clone(), vec![routing("c", routes)]].concat();
-        let explained = explain(&Circumstances { nodes, ..of(plain()) });
+        let explained = explain(&DeliveryFacts { nodes, ..of(plain()) });
         assert!(matches!(explained.reasons[..], [Reason::Waiting { .. }]), "{explained}");
     }
 }
@@ -473,11 +473,11 @@ fn an_event_that_no_running_relay_routes_names_the_relays() {
 fn an_event_that_the_leader_does_not_route_waits_whatever_others_route() {
     let leader = routing("led", NodeRoutes::Only(Routed::default().and_pair("bill", "order.placed")));
     let nodes = vec![leader, routing("other", NodeRoutes::Everything)];
-    let circumstances = Circumstances { nodes, leader: Some("led:01K".into()), ..of(plain()) };
-    let explained = explain(&circumstances);
+    let delivery_facts = DeliveryFacts { nodes, leader: Some("led:01K".into()), ..of(plain()) };
+    let explained = explain(&delivery_facts);
     assert!(matches!(&explained.reasons[..], [Reason::Unrouted { relays, .. }] if *relays == ["led".into()]));
     shows(&explained, &["led:01K leads this table alone (single_node), and does not route", "multi_node"]);
     let bill = stored(9, Event::new("order.placed").aggregate("bill", "1"));
-    let explained = explain(&Circumstances { event: Some(bill), ..circumstances });
+    let explained = explain(&DeliveryFacts { event: Some(bill), ..delivery_facts });
     assert!(matches!(explained.reasons[..], [Reason::WithLeader { .. }]));
 }

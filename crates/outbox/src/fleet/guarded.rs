@@ -9,14 +9,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::OnceCell;
 
-use crate::error::{Error, Result, Told};
+use crate::error::{Error, RedactedError, Result};
 use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::sql::budget::Seat;
 use crate::store::{
-    Acted, Backlog, Circumstances, Claim, Completion, Cursor, Filter, Holder, JoinAct, JoinFilter,
-    JoinMember, Leadership, LogStore, Node, NodeId, NodeState, Purge, Replayed, Settled, Settlement,
-    SharedStore, Stats, Store, StoredEvent, Take, Taken, Watch,
+    Backlog, Claim, Completion, Cursor, DeliveryFacts, Filter, Holder, InsertNotifier, JoinCommand,
+    JoinFilter, JoinMember, JoinOutcome, Leadership, LogStore, Node, NodeId, NodeState, Purge, Replayed,
+    Settled, Settlement, SharedStore, Stats, Store, StoredEvent, Take, Taken,
 };
 
 /// Factor by which administrative operations and migrations may take longer than operations of the
@@ -25,7 +25,7 @@ const SLOW_FACTOR: u32 = 12;
 
 /// Runs one operation per permit, and drops the operation at its time limit, which closes its
 /// connection.
-pub(crate) struct Guarded {
+pub(crate) struct GuardedStore {
     pub(super) inner: SharedStore,
     pub(crate) seat: Arc<Seat>,
     /// Whether to migrate before the first operation.
@@ -33,13 +33,13 @@ pub(crate) struct Guarded {
     migrated: OnceCell<()>,
 }
 
-impl fmt::Debug for Guarded {
+impl fmt::Debug for GuardedStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.fmt(f)
     }
 }
 
-impl Guarded {
+impl GuardedStore {
     pub(crate) fn new(inner: SharedStore, seat: Arc<Seat>, migrate: bool) -> Self {
         Self { inner, seat, migrate, migrated: OnceCell::new() }
     }
@@ -79,7 +79,7 @@ impl Guarded {
             Ok(_) => self.seat.is_well(),
             // A failed connection has been recorded already.
             Err(Error::Database(e)) if is_lost(e.inner()) && self.seat.failures() == failures => {
-                self.seat.is_in_trouble(&Told(e.inner()).to_string());
+                self.seat.is_in_trouble(&RedactedError(e.inner()).to_string());
             }
             Err(_) => {}
         }
@@ -94,7 +94,7 @@ fn is_lost(error: &sqlx::Error) -> bool {
 }
 
 #[async_trait]
-impl Store for Guarded {
+impl Store for GuardedStore {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -117,7 +117,7 @@ impl Store for Guarded {
     }
 
     /// Without a permit: the notifier's connection has its own, for as long as it is open.
-    async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
+    async fn watch(&self) -> Result<Option<Box<dyn InsertNotifier>>> {
         self.inner.watch().await
     }
 
@@ -158,7 +158,7 @@ impl Store for Guarded {
         self.slow(self.inner.purge_inbox(older_than, limit)).await
     }
 
-    async fn join(&self, act: &JoinAct) -> Result<Acted> {
+    async fn join(&self, act: &JoinCommand) -> Result<JoinOutcome> {
         self.quick(self.inner.join(act)).await
     }
 
@@ -199,8 +199,8 @@ impl Store for Guarded {
         self.slow(self.inner.find(id)).await
     }
 
-    async fn circumstances(&self, id: &EventId) -> Result<Circumstances> {
-        self.slow(self.inner.circumstances(id)).await
+    async fn delivery_facts(&self, id: &EventId) -> Result<DeliveryFacts> {
+        self.slow(self.inner.delivery_facts(id)).await
     }
 
     async fn types(&self, filter: &Filter, limit: usize) -> Result<Vec<(String, u64)>> {

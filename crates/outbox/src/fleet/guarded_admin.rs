@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::guarded::Guarded;
+use super::guarded::GuardedStore;
 use crate::error::Result;
 use crate::event::EventId;
 use crate::store::{
-    AdminStore, Attempt, Audit, BlockedKeys, Breakdown, Deed, Edit, EventMetadata, NodeId, Overview, Page,
-    PageAsk, Released, Shelf, UnroutedEvents,
+    AdminStore, Attempt, Audit, AuditEntry, BlockedKeys, Breakdown, Edit, EventMetadata, NodeId, Overview,
+    Page, PageRequest, Released, StatusGroup, UnroutedEvents,
 };
 
 #[async_trait]
-impl AdminStore for Guarded {
-    async fn page(&self, ask: &PageAsk) -> Result<Page> {
+impl AdminStore for GuardedStore {
+    async fn page(&self, ask: &PageRequest) -> Result<Page> {
         self.slow(self.inner.page(ask)).await
     }
 
@@ -31,7 +31,7 @@ impl AdminStore for Guarded {
         self.slow(self.inner.overview(most)).await
     }
 
-    async fn breakdown(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown> {
+    async fn breakdown(&self, shelf: StatusGroup, look_at: usize) -> Result<Breakdown> {
         self.slow(self.inner.breakdown(shelf, look_at)).await
     }
 
@@ -63,12 +63,12 @@ impl AdminStore for Guarded {
         self.slow(self.inner.release_node(node)).await
     }
 
-    async fn audit(&self, deed: &Deed) -> Result<i64> {
+    async fn audit(&self, deed: &AuditEntry) -> Result<i64> {
         self.slow(self.inner.audit(deed)).await
     }
 
-    async fn audited(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()> {
-        self.slow(self.inner.audited(id, outcome, count)).await
+    async fn finish_audit(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()> {
+        self.slow(self.inner.finish_audit(id, outcome, count)).await
     }
 
     async fn purge_audits(&self, older_than: Duration, limit: usize) -> Result<u64> {

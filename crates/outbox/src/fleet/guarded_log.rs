@@ -5,16 +5,17 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
-use super::guarded::Guarded;
+use super::guarded::GuardedStore;
 use crate::error::Result;
 use crate::event::Event;
 use crate::log::{
-    Appended, BoundedRead, Condition, Frontier, LogStore, Move, OpenAppend, PairId, PairState, PairStatus,
-    PairStore, Position, Query, Roll, Stored, Unreadable, log_of,
+    Appended, BoundedRead, ClusterView, Condition, LogStore, OpenAppend, Position, ProgressUpdate, Query,
+    StoredLogEvent, SubscriptionId, SubscriptionState, SubscriptionStatus, SubscriptionStore, Unreadable,
+    Watermark, log_of,
 };
 use crate::store::NodeId;
 
-impl Guarded {
+impl GuardedStore {
     fn inner_log(&self) -> Result<&dyn LogStore> {
         log_of(&*self.inner)
     }
@@ -22,7 +23,7 @@ impl Guarded {
 
 /// Appends and decisions wait for other transactions, so they may take long.
 #[async_trait]
-impl LogStore for Guarded {
+impl LogStore for GuardedStore {
     async fn append(&self, events: &[Event], condition: &Condition) -> Result<Appended> {
         self.slow(self.inner_log()?.append(events, condition)).await
     }
@@ -33,7 +34,7 @@ impl LogStore for Guarded {
         after: Position,
         upto: Option<Position>,
         limit: usize,
-    ) -> Result<Vec<Stored>> {
+    ) -> Result<Vec<StoredLogEvent>> {
         self.quick(self.inner_log()?.read(query, after, upto, limit)).await
     }
 
@@ -59,7 +60,7 @@ impl LogStore for Guarded {
         self.slow(self.inner_log()?.purge_log(older_than, limit)).await
     }
 
-    async fn waiting(&self) -> Result<Vec<(PairId, OpenAppend)>> {
+    async fn waiting(&self) -> Result<Vec<(SubscriptionId, OpenAppend)>> {
         self.quick(self.inner_log()?.waiting()).await
     }
 
@@ -67,7 +68,7 @@ impl LogStore for Guarded {
         self.slow(self.inner_log()?.settled(query)).await
     }
 
-    async fn advance(&self, frontier: &mut Frontier) -> Result<()> {
+    async fn advance(&self, frontier: &mut Watermark) -> Result<()> {
         self.quick(self.inner_log()?.advance(frontier)).await
     }
 
@@ -75,8 +76,8 @@ impl LogStore for Guarded {
         self.quick(self.inner_log()?.decided()).await
     }
 
-    async fn note_decided(&self, safe: Position) -> Result<()> {
-        self.quick(self.inner_log()?.note_decided(safe)).await
+    async fn store_watermark(&self, safe: Position) -> Result<()> {
+        self.quick(self.inner_log()?.store_watermark(safe)).await
     }
 
     async fn head(&self) -> Result<Position> {
@@ -89,28 +90,33 @@ impl LogStore for Guarded {
 }
 
 #[async_trait]
-impl PairStore for Guarded {
-    async fn register(&self, pairs: &[(PairId, bool)]) -> Result<()> {
+impl SubscriptionStore for GuardedStore {
+    async fn register(&self, pairs: &[(SubscriptionId, bool)]) -> Result<()> {
         self.quick(self.inner_log()?.register(pairs)).await
     }
 
-    async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<Roll> {
+    async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<ClusterView> {
         self.quick(self.inner_log()?.tend(node, ttl)).await
     }
 
-    async fn pairs(&self) -> Result<Vec<PairState>> {
+    async fn pairs(&self) -> Result<Vec<SubscriptionState>> {
         self.quick(self.inner_log()?.pairs()).await
     }
 
-    async fn claim(&self, node: &NodeId, ttl: Duration, pairs: &[PairId]) -> Result<Vec<PairState>> {
+    async fn claim(
+        &self,
+        node: &NodeId,
+        ttl: Duration,
+        pairs: &[SubscriptionId],
+    ) -> Result<Vec<SubscriptionState>> {
         self.quick(self.inner_log()?.claim(node, ttl, pairs)).await
     }
 
-    async fn save(&self, node: &NodeId, moves: &[Move]) -> Result<Vec<PairId>> {
+    async fn save(&self, node: &NodeId, moves: &[ProgressUpdate]) -> Result<Vec<SubscriptionId>> {
         self.quick(self.inner_log()?.save(node, moves)).await
     }
 
-    async fn release(&self, node: &NodeId, pairs: &[(PairId, i64)]) -> Result<()> {
+    async fn release(&self, node: &NodeId, pairs: &[(SubscriptionId, i64)]) -> Result<()> {
         self.quick(self.inner_log()?.release(node, pairs)).await
     }
 
@@ -118,11 +124,16 @@ impl PairStore for Guarded {
         self.quick(self.inner_log()?.leave(node)).await
     }
 
-    async fn set_status(&self, publisher: &str, topic: Option<&str>, status: PairStatus) -> Result<u64> {
+    async fn set_status(
+        &self,
+        publisher: &str,
+        topic: Option<&str>,
+        status: SubscriptionStatus,
+    ) -> Result<u64> {
         self.slow(self.inner_log()?.set_status(publisher, topic, status)).await
     }
 
-    async fn reset(&self, pair: &PairId, position: Position) -> Result<bool> {
+    async fn reset(&self, pair: &SubscriptionId, position: Position) -> Result<bool> {
         self.slow(self.inner_log()?.reset(pair, position)).await
     }
 }

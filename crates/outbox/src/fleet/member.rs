@@ -9,13 +9,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::Common;
 use super::database::FleetDatabase;
-use super::guarded::Guarded;
+use super::guarded::GuardedStore;
 use crate::connect::Pooler;
 use crate::error::{Error, Result, without_credentials};
 use crate::outbox::Outbox;
 use crate::relay::Handle;
-use crate::relay::hot::HotDoor;
-use crate::relay::tx_dispatch::AnyOutbox;
+use crate::relay::hot::HotPath;
+use crate::relay::tx_dispatch::ErasedOutbox;
 use crate::sql::budget::{Budget, Seat};
 use crate::sql::line::Line;
 use crate::sql::{Database, warn_if_unverified};
@@ -26,9 +26,9 @@ pub(crate) struct Member {
     pub(crate) database: FleetDatabase,
     /// "PostgreSQL", "MySQL" or "SQLite".
     pub(crate) kind: &'static str,
-    pub(crate) outbox: AnyOutbox,
+    pub(crate) outbox: ErasedOutbox,
     pub(crate) store: SharedStore,
-    pub(crate) door: HotDoor,
+    pub(crate) door: HotPath,
     pub(crate) seat: Arc<Seat>,
     close: Box<dyn Fn() -> Closing + Send + Sync>,
     /// Held by the relay while it serves this database.
@@ -126,7 +126,7 @@ impl Member {
         let seat = Arc::new(Seat::new(&database.name, budget, common.patience, DB::AT_ONCE));
         let line: Arc<Line<DB>> = Line::new(seat.clone(), options, sessions);
         let settings = common.outbox.clone().options(database.options().clock(common.clock.clone()));
-        let guard = |store| Guarded::new(store, seat.clone(), common.migrate);
+        let guard = |store| GuardedStore::new(store, seat.clone(), common.migrate);
         let outbox = settings.on_line(line.clone(), common.by_aggregate.clone(), guard)?;
         Ok(Arc::new(Self {
             kind: DB::NAME,

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::member::{Member, Service};
 use super::selection::Selection;
-use super::share::{Place, Share};
+use super::share::{FleetLimits, SharedLimits};
 use super::{DatabaseState, DatabaseStatus, Fleet, FleetInner, FleetJoins, WholeFleet};
 use crate::error::{Error, Result};
 use crate::join::JoinDatabases;
@@ -69,7 +69,7 @@ impl RelayBuilder<WholeFleet> {
         let plan = Arc::new(Plan {
             settings,
             routes: Arc::new(routes),
-            share: Arc::new(Share::new(handlers, turns, selection)),
+            share: Arc::new(SharedLimits::new(handlers, turns, selection)),
             homes: Arc::new(FleetJoins(Arc::downgrade(&fleet.0))),
         });
         let stop = CancellationToken::new();
@@ -84,7 +84,7 @@ impl RelayBuilder<WholeFleet> {
 struct Plan {
     settings: RelaySettings,
     routes: Arc<Routes>,
-    share: Arc<Share>,
+    share: Arc<SharedLimits>,
     homes: Arc<dyn JoinDatabases>,
 }
 
@@ -307,7 +307,8 @@ async fn start(member: &Arc<Member>, plan: &Plan) -> Relay {
 }
 
 async fn start_once(member: &Arc<Member>, plan: &Plan) -> Result<Relay> {
-    let place = Place { share: plan.share.clone(), seat: member.seat.clone(), homes: plan.homes.clone() };
+    let place =
+        FleetLimits { share: plan.share.clone(), seat: member.seat.clone(), homes: plan.homes.clone() };
     let source = OneOutbox {
         store: member.store.clone(),
         door: member.door.clone(),

@@ -10,12 +10,12 @@ use crate::join::JoinDatabases;
 use crate::sql::budget::Seat;
 
 /// Limits shared by all relays of a fleet.
-pub(crate) struct Share {
+pub(crate) struct SharedLimits {
     handlers: Arc<Semaphore>,
     turns: Arc<PollTurns>,
 }
 
-impl Share {
+impl SharedLimits {
     pub(crate) fn new(handlers: usize, turns: usize, selection: Box<dyn Selection>) -> Self {
         Self { handlers: Arc::new(Semaphore::new(handlers)), turns: PollTurns::new(turns, selection) }
     }
@@ -23,14 +23,14 @@ impl Share {
 
 /// The limits that apply to one relay of the fleet.
 #[derive(Clone)]
-pub(crate) struct Place {
-    pub(crate) share: Arc<Share>,
+pub(crate) struct FleetLimits {
+    pub(crate) share: Arc<SharedLimits>,
     pub(crate) seat: Arc<Seat>,
     /// The other databases, which may hold joins.
     pub(crate) homes: Arc<dyn JoinDatabases>,
 }
 
-impl Place {
+impl FleetLimits {
     /// Waits until a handler may run.
     pub(crate) async fn handler(&self) -> Option<OwnedSemaphorePermit> {
         self.share.handlers.clone().acquire_owned().await.ok()
@@ -38,7 +38,7 @@ impl Place {
 
     /// Ends `over`, if given, and waits for the next turn to poll. `None`: no turn is needed. A
     /// failing database has its own limits, and must not keep a turn from others while it waits.
-    pub(crate) async fn turn(&self, over: Option<Turn>) -> Option<Turn> {
+    pub(crate) async fn turn(&self, over: Option<PollTurn>) -> Option<PollTurn> {
         if self.seat.is_troubled() {
             return None;
         }
@@ -52,13 +52,13 @@ struct PollTurns(Mutex<TurnState>);
 struct TurnState {
     free: usize,
     /// In the order of their requests.
-    waiting: Vec<(String, oneshot::Sender<Turn>)>,
+    waiting: Vec<(String, oneshot::Sender<PollTurn>)>,
     selection: Box<dyn Selection>,
     last: Option<(String, usize)>,
 }
 
 /// The right to poll once. Ends when dropped.
-pub(crate) struct Turn {
+pub(crate) struct PollTurn {
     name: String,
     /// Number of events that the poll returned.
     events: usize,
@@ -66,16 +66,16 @@ pub(crate) struct Turn {
     turns: Option<Arc<PollTurns>>,
 }
 
-impl Turn {
+impl PollTurn {
     /// Records the result of the poll.
-    pub(crate) fn gave(turn: &mut Option<Turn>, events: usize) {
+    pub(crate) fn gave(turn: &mut Option<PollTurn>, events: usize) {
         if let Some(turn) = turn {
             turn.events = events;
         }
     }
 }
 
-impl Drop for Turn {
+impl Drop for PollTurn {
     fn drop(&mut self) {
         if let Some(turns) = self.turns.take() {
             let mut state = turns.state();
@@ -103,7 +103,7 @@ impl PollTurns {
 
     /// Ends a turn and requests another in one step: a selection that stays with this database must
     /// find it waiting.
-    async fn next(self: &Arc<Self>, name: &str, over: Option<Turn>) -> Option<Turn> {
+    async fn next(self: &Arc<Self>, name: &str, over: Option<PollTurn>) -> Option<PollTurn> {
         let (sender, receiver) = oneshot::channel();
         {
             let mut state = self.state();
@@ -132,7 +132,7 @@ impl PollTurns {
             let chosen = chosen.ok().filter(|chosen| *chosen < names.len()).unwrap_or(0);
             let (name, sender) = state.waiting.remove(chosen);
             state.free -= 1;
-            let turn = Turn { name, events: 0, turns: Some(self.clone()) };
+            let turn = PollTurn { name, events: 0, turns: Some(self.clone()) };
             if let Err(mut turn) = sender.send(turn) {
                 // The request was dropped in the meantime.
                 turn.turns = None;
@@ -161,7 +161,7 @@ mod tests {
                 for _ in 0..3 {
                     turn = turns.next(name, turn.take()).await;
                     polled.lock().unwrap().push_str(name);
-                    Turn::gave(&mut turn, 50);
+                    PollTurn::gave(&mut turn, 50);
                     tokio::task::yield_now().await;
                 }
             }));

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::query::Position;
 use super::store::{OpenAppend, Unreadable, log_of};
-use super::subscription::{PairId, PairState, PairStatus};
+use super::subscription::{SubscriptionId, SubscriptionState, SubscriptionStatus};
 use crate::admin::purge_log;
 use crate::error::{Error, Result};
 use crate::store::SharedStore;
@@ -20,18 +20,18 @@ use crate::store::SharedStore;
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
-/// use outbox::{PairStatus, Position};
+/// use outbox::{SubscriptionStatus, Position};
 ///
 /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
 /// # outbox.migrate().await?;
-/// # let pair = outbox::PairId::new("wallet-events", "KafkaPublisher");
+/// # let pair = outbox::SubscriptionId::new("wallet-events", "KafkaPublisher");
 /// # outbox.store().log().unwrap().register(&[(pair, false)]).await?;
 /// let admin = outbox.log_admin();
 /// for lag in admin.lag().await? {
 ///     println!("{} is {}, {} positions behind", lag.id, lag.status, lag.behind);
 /// }
 /// admin.pause("KafkaPublisher").await?;                                   // in all topics
-/// assert_eq!(admin.pair("wallet-events", "KafkaPublisher").await?.status, PairStatus::Paused);
+/// assert_eq!(admin.pair("wallet-events", "KafkaPublisher").await?.status, SubscriptionStatus::Paused);
 ///
 /// admin.reset("wallet-events", "KafkaPublisher", Position::START).await?; // everything again
 /// admin.resume_in("wallet-events", "KafkaPublisher").await?;
@@ -47,11 +47,11 @@ pub struct LogAdmin {
 
 /// Distance of a subscription from the end of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PairLag {
+pub struct Lag {
     /// The subscription.
-    pub id: PairId,
+    pub id: SubscriptionId,
     /// Whether it publishes.
-    pub status: PairStatus,
+    pub status: SubscriptionStatus,
     /// Every event up to here was published, or is not selected by its topic.
     pub position: Position,
     /// The highest position.
@@ -70,12 +70,12 @@ impl LogAdmin {
     }
 
     /// All subscriptions, by topic and publisher. There is one for each that was ever started.
-    pub async fn pairs(&self) -> Result<Vec<PairState>> {
+    pub async fn pairs(&self) -> Result<Vec<SubscriptionState>> {
         log_of(&*self.store)?.pairs().await
     }
 
     /// One subscription.
-    pub async fn pair(&self, topic: &str, publisher: &str) -> Result<PairState> {
+    pub async fn pair(&self, topic: &str, publisher: &str) -> Result<SubscriptionState> {
         let found = self.pairs().await?.into_iter();
         let mut found = found.filter(|pair| pair.id.topic() == topic && pair.id.publisher() == publisher);
         found.next().ok_or_else(|| unknown(publisher, Some(topic)))
@@ -91,23 +91,23 @@ impl LogAdmin {
     /// Pauses a publisher in all topics. The batch that is being published is the last one. Returns
     /// the number of subscriptions.
     pub async fn pause(&self, publisher: &str) -> Result<u64> {
-        self.set(publisher, None, PairStatus::Paused).await
+        self.set(publisher, None, SubscriptionStatus::Paused).await
     }
 
     /// Pauses a publisher in one topic.
     pub async fn pause_in(&self, topic: &str, publisher: &str) -> Result<()> {
-        self.set(publisher, Some(topic), PairStatus::Paused).await.map(drop)
+        self.set(publisher, Some(topic), SubscriptionStatus::Paused).await.map(drop)
     }
 
     /// Resumes a paused or failed publisher in all topics: from its position, with errors cleared.
     /// Returns the number of subscriptions.
     pub async fn resume(&self, publisher: &str) -> Result<u64> {
-        self.set(publisher, None, PairStatus::Active).await
+        self.set(publisher, None, SubscriptionStatus::Active).await
     }
 
     /// Resumes a publisher in one topic.
     pub async fn resume_in(&self, topic: &str, publisher: &str) -> Result<()> {
-        self.set(publisher, Some(topic), PairStatus::Active).await.map(drop)
+        self.set(publisher, Some(topic), SubscriptionStatus::Active).await.map(drop)
     }
 
     /// Sets a subscription to a position, backwards or forwards: later events are published, again
@@ -120,7 +120,7 @@ impl LogAdmin {
             // It would publish nothing until the log reaches that position, with no visible cause.
             return Err(Error::BeyondHead { position, head });
         }
-        match log.reset(&PairId::new(topic, publisher), position).await? {
+        match log.reset(&SubscriptionId::new(topic, publisher), position).await? {
             true => {
                 self.notify().await;
                 Ok(())
@@ -159,23 +159,23 @@ impl LogAdmin {
     }
 
     /// Lag of all subscriptions, by topic and publisher.
-    pub async fn lag(&self) -> Result<Vec<PairLag>> {
+    pub async fn lag(&self) -> Result<Vec<Lag>> {
         let log = log_of(&*self.store)?;
         // The head last: a subscription that moves meanwhile shows a larger lag than it has, not a
         // smaller one.
         let (pairs, head) = (log.pairs().await?, log.head().await?);
         let waiting =
             if pairs.iter().any(|pair| pair.position < head) { log.waiting().await? } else { Vec::new() };
-        let mut waiting: HashMap<PairId, OpenAppend> = waiting.into_iter().collect();
-        let lag = |PairState { id, status, position, .. }| {
+        let mut waiting: HashMap<SubscriptionId, OpenAppend> = waiting.into_iter().collect();
+        let lag = |SubscriptionState { id, status, position, .. }| {
             let behind = u64::try_from(head.get() - position.get()).unwrap_or(0);
             let waits_for = waiting.remove(&id);
-            PairLag { id, status, position, head, behind, waits_for }
+            Lag { id, status, position, head, behind, waits_for }
         };
         Ok(pairs.into_iter().map(lag).collect())
     }
 
-    async fn set(&self, publisher: &str, topic: Option<&str>, status: PairStatus) -> Result<u64> {
+    async fn set(&self, publisher: &str, topic: Option<&str>, status: SubscriptionStatus) -> Result<u64> {
         match log_of(&*self.store)?.set_status(publisher, topic, status).await? {
             0 => Err(unknown(publisher, topic)),
             pairs => {
@@ -195,5 +195,5 @@ impl LogAdmin {
 }
 
 fn unknown(publisher: &str, topic: Option<&str>) -> Error {
-    Error::UnknownPair { publisher: publisher.to_owned(), topic: topic.map(str::to_owned) }
+    Error::UnknownSubscription { publisher: publisher.to_owned(), topic: topic.map(str::to_owned) }
 }

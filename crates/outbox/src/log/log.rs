@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::query::{Condition, Position, Query};
-use super::store::{Stored, log_of};
+use super::store::{StoredLogEvent, log_of};
 use super::{Appended, LogEvent};
 use crate::EVENTS;
 use crate::error::{Error, EventError, Result};
@@ -136,7 +136,7 @@ fn for_the_log(event: Event) -> Result<Event, EventError> {
 }
 
 /// The events that were read, or an error with the position of the first undecodable one.
-fn readable(stored: Vec<Stored>) -> Result<Vec<LogEvent>> {
+fn readable(stored: Vec<StoredLogEvent>) -> Result<Vec<LogEvent>> {
     let undecodable = |(position, reason)| Error::Undecodable { position, reason };
     stored.into_iter().map(|stored| stored.map_err(undecodable)).collect()
 }

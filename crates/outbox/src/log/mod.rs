@@ -4,10 +4,10 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `tag`, `query` | [`Tag`], [`Query`], [`Condition`], [`Position`]: which events, and the conditions of an append |
-//! | `topic`, `publisher`, `subscription` | [`Topic`], [`Publisher`], [`Pair`]: which events are published where |
-//! | `publishers` | [`LogPublisher`], [`StatisticsPublisher`], [`LatchPublisher`]: publishers without a broker |
+//! | `topic`, `publisher`, `subscription` | [`Topic`], [`Publisher`], [`Subscription`]: which events are published where |
+//! | `publishers` | [`TracingPublisher`], [`StatisticsPublisher`], [`LatchPublisher`]: publishers without a broker |
 //! | `log` | [`Log`], [`Projection`]: appending, reading, deciding |
-//! | `watermark` | [`Frontier`]: the position up to which the log is complete, for publishers |
+//! | `watermark` | [`Watermark`]: the position up to which the log is complete, for publishers |
 //! | `admin` | [`LogAdmin`]: inspecting, pausing, resuming and resetting subscriptions |
 //! | `store` | [`LogStore`]: the port through which the log uses a database |
 
@@ -27,21 +27,24 @@ mod watermark;
 
 use std::ops::Deref;
 
-pub use admin::{LogAdmin, PairLag};
+pub use admin::{Lag, LogAdmin};
 pub use log::{Log, MAX_APPEND, Projection};
-pub(crate) use pacing::{Pace, PaceSettings};
-pub use publisher::{Fate, Outgoing, PublishError, Publisher, Unavailable};
-pub use publishers::{LatchError, LatchPublisher, LogPublisher, Statistics, StatisticsPublisher};
+pub(crate) use pacing::{Pace, PacingSettings};
+pub use publisher::{EventResult, Outgoing, PublishError, Publisher, Unavailable};
+pub use publishers::{LatchError, LatchPublisher, Statistics, StatisticsPublisher, TracingPublisher};
 pub(crate) use query::Item;
 pub use query::{Condition, Position, Query};
 pub(crate) use store::log_of;
-pub use store::{BoundedRead, LogStore, Move, OpenAppend, PairStore, Roll, Stored, Unreadable};
-pub use subscription::{Pair, PairId, PairState, PairStatus};
+pub use store::{
+    BoundedRead, ClusterView, LogStore, OpenAppend, ProgressUpdate, StoredLogEvent, SubscriptionStore,
+    Unreadable,
+};
+pub use subscription::{Subscription, SubscriptionId, SubscriptionState, SubscriptionStatus};
 pub use tag::{MAX_TAG, MAX_TAGS, Tag};
 pub use topic::Topic;
-pub use watermark::Frontier;
 #[cfg(feature = "postgres")]
-pub(crate) use watermark::Look;
+pub(crate) use watermark::LogObservation;
+pub use watermark::Watermark;
 
 use chrono::{DateTime, Utc};
 

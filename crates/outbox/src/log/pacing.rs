@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Pacing settings of a subscription, as far as they are set.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct PaceSettings {
+pub(crate) struct PacingSettings {
     pub(crate) batch: Option<usize>,
     pub(crate) interval: Option<Duration>,
     pub(crate) every: Option<Duration>,
@@ -17,7 +17,7 @@ pub(crate) struct PaceSettings {
     pub(crate) retry_max: Option<Duration>,
 }
 
-impl PaceSettings {
+impl PacingSettings {
     /// Fills in unset values from other settings.
     pub(crate) fn or(&self, others: &Self) -> Self {
         Self {

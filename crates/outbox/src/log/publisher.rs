@@ -49,7 +49,7 @@ pub trait Publisher: Send + Sync + 'static {
     /// [`PublishError`].
     ///
     /// No event of an [ordering key](Event::ordering_key) may arrive before an earlier one: after a
-    /// failed event, the later events of its key are [`Untried`](Fate::Untried). Several batches
+    /// failed event, the later events of its key are [`NotAttempted`](EventResult::NotAttempted). Several batches
     /// may be in flight concurrently, but never two with the same key.
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError>;
 
@@ -192,14 +192,14 @@ impl Deref for Outgoing {
 /// knows more reports more:
 ///
 /// ```
-/// use outbox::{Failure, Fate, PublishError};
+/// use outbox::{Failure, EventResult, PublishError};
 ///
 /// // The broker confirmed two events and refused the third; nothing was sent after it.
 /// let _ = PublishError::after(2, Failure::dead("1,200,000 bytes are more than the 1,000,000 that the topic accepts"));
 ///
 /// // It confirmed the first and the third, refused the second, and the fourth was not sent because the second blocks it.
 /// let refused = Failure::retry("no leader for the partition");
-/// let _ = PublishError::each(vec![Fate::Published, Fate::Failed(refused), Fate::Published, Fate::Untried]);
+/// let _ = PublishError::each(vec![EventResult::Published, EventResult::Failed(refused), EventResult::Published, EventResult::NotAttempted]);
 ///
 /// // It is unavailable: no event is the cause, and no attempt is counted.
 /// let _ = PublishError::unavailable("connection refused");
@@ -219,18 +219,18 @@ enum KnownResults {
     /// This many were published, the next one failed, the rest was not tried.
     After(usize),
     /// The result of each event, from the first one. Events beyond its end were not tried.
-    Each(Vec<Fate>),
+    Each(Vec<EventResult>),
 }
 
 /// Result of one event of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum EventResult {
     /// The destination has accepted it.
     Published,
     /// Refused, or unknown.
     Failed(Failure),
     /// Not sent: blocked by a failed event or by an outage.
-    Untried,
+    NotAttempted,
 }
 
 impl PublishError {
@@ -245,10 +245,10 @@ impl PublishError {
     }
 
     /// The result of each event, in the order of the batch.
-    pub fn each(fates: Vec<Fate>) -> Self {
+    pub fn each(fates: Vec<EventResult>) -> Self {
         let first = fates.iter().find_map(|fate| match fate {
-            Fate::Failed(failure) => Some(failure.clone()),
-            Fate::Published | Fate::Untried => None,
+            EventResult::Failed(failure) => Some(failure.clone()),
+            EventResult::Published | EventResult::NotAttempted => None,
         });
         let failure = first.unwrap_or_else(|| Failure::retry("not all events were published"));
         Self::new(KnownResults::Each(fates), failure, false)
@@ -261,7 +261,7 @@ impl PublishError {
     }
 
     /// The same where the result of each event is known, in the order of the batch.
-    pub fn unavailable_with(fates: Vec<Fate>, reason: impl fmt::Display) -> Self {
+    pub fn unavailable_with(fates: Vec<EventResult>, reason: impl fmt::Display) -> Self {
         Self::new(KnownResults::Each(fates), Failure::retry(reason), true)
     }
 
@@ -271,15 +271,15 @@ impl PublishError {
     }
 
     /// The result of the event at this index; `None` if unknown.
-    pub fn fate(&self, index: usize) -> Option<Fate> {
+    pub fn fate(&self, index: usize) -> Option<EventResult> {
         match &self.known {
             KnownResults::Nothing => None,
             KnownResults::After(published) => Some(match index.cmp(published) {
-                Ordering::Less => Fate::Published,
-                Ordering::Equal => Fate::Failed(self.failure.clone()),
-                Ordering::Greater => Fate::Untried,
+                Ordering::Less => EventResult::Published,
+                Ordering::Equal => EventResult::Failed(self.failure.clone()),
+                Ordering::Greater => EventResult::NotAttempted,
             }),
-            KnownResults::Each(fates) => Some(fates.get(index).cloned().unwrap_or(Fate::Untried)),
+            KnownResults::Each(fates) => Some(fates.get(index).cloned().unwrap_or(EventResult::NotAttempted)),
         }
     }
 
@@ -288,7 +288,9 @@ impl PublishError {
         match &self.known {
             KnownResults::Nothing => 0,
             KnownResults::After(published) => *published,
-            KnownResults::Each(fates) => fates.iter().take_while(|fate| **fate == Fate::Published).count(),
+            KnownResults::Each(fates) => {
+                fates.iter().take_while(|fate| **fate == EventResult::Published).count()
+            }
         }
     }
 }

@@ -17,24 +17,24 @@ use crate::event::EventType;
 /// Never its payload.
 ///
 /// ```
-/// use outbox::{LogPublisher, Publisher, Topic};
+/// use outbox::{TracingPublisher, Publisher, Topic};
 ///
-/// let pair = Topic::new("wallet-events").required_tags(["wallet_id"]).to(LogPublisher::new());
+/// let pair = Topic::new("wallet-events").required_tags(["wallet_id"]).to(TracingPublisher::new());
 /// assert_eq!(pair.id().publisher(), "log");
-/// assert_eq!(LogPublisher::named("audit").name(), "audit");
+/// assert_eq!(TracingPublisher::named("audit").name(), "audit");
 /// ```
 #[derive(Clone, Debug)]
-pub struct LogPublisher {
+pub struct TracingPublisher {
     name: Arc<str>,
 }
 
-impl Default for LogPublisher {
+impl Default for TracingPublisher {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl LogPublisher {
+impl TracingPublisher {
     /// Named `log`.
     pub fn new() -> Self {
         Self::named("log")
@@ -47,7 +47,7 @@ impl LogPublisher {
 }
 
 #[async_trait]
-impl Publisher for LogPublisher {
+impl Publisher for TracingPublisher {
     fn name(&self) -> &str {
         &self.name
     }
@@ -65,9 +65,9 @@ impl Publisher for LogPublisher {
 /// Counts published events, on its own or in front of another publisher. Clones share their counts.
 ///
 /// ```
-/// use outbox::{LogPublisher, Publisher, StatisticsPublisher, Topic};
+/// use outbox::{TracingPublisher, Publisher, StatisticsPublisher, Topic};
 ///
-/// let counted = StatisticsPublisher::of(LogPublisher::new());     // counts what the other one publishes
+/// let counted = StatisticsPublisher::of(TracingPublisher::new());     // counts what the other one publishes
 /// assert_eq!(counted.name(), "log");                              // and has its name
 /// let pair = Topic::new("everything").to(counted.clone());
 /// # let _ = pair;

@@ -14,8 +14,8 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
 use super::query::{Condition, Position, Query};
-use super::subscription::{PairId, PairState, PairStatus};
-use super::watermark::Frontier;
+use super::subscription::{SubscriptionId, SubscriptionState, SubscriptionStatus};
+use super::watermark::Watermark;
 use super::{Appended, LogEvent};
 use crate::error::{Error, Result};
 use crate::escape::Escaped;
@@ -24,7 +24,7 @@ use crate::store::{NodeId, Store};
 
 /// The log of one outbox.
 #[async_trait]
-pub trait LogStore: PairStore {
+pub trait LogStore: SubscriptionStore {
     /// Appends events in their own transaction, if the condition holds.
     async fn append(&self, events: &[Event], condition: &Condition) -> Result<Appended>;
 
@@ -35,7 +35,7 @@ pub trait LogStore: PairStore {
         after: Position,
         upto: Option<Position>,
         limit: usize,
-    ) -> Result<Vec<Stored>>;
+    ) -> Result<Vec<StoredLogEvent>>;
 
     /// All events after one position and up to another, for publishing: as many as fit into
     /// `max_bytes`, and at least one.
@@ -60,18 +60,18 @@ pub trait LogStore: PairStore {
 
     /// Advances the watermark, for all queries and without waiting for other transactions. The
     /// state of the observation is kept in the watermark, which is passed from call to call.
-    async fn advance(&self, frontier: &mut Frontier) -> Result<()>;
+    async fn advance(&self, frontier: &mut Watermark) -> Result<()>;
 
     /// The last stored watermark, from which a node may start.
     async fn decided(&self) -> Result<Position>;
 
     /// Stores the watermark.
-    async fn note_decided(&self, safe: Position) -> Result<()>;
+    async fn store_watermark(&self, safe: Position) -> Result<()>;
 
     /// Subscriptions that cannot advance because a transaction that has appended is still open, and
     /// that transaction: the oldest, if there are several. PostgreSQL only: on other databases an
     /// open append blocks other appends, not publishers.
-    async fn waiting(&self) -> Result<Vec<(PairId, OpenAppend)>> {
+    async fn waiting(&self) -> Result<Vec<(SubscriptionId, OpenAppend)>> {
         Ok(Vec::new())
     }
 
@@ -90,50 +90,60 @@ pub trait LogStore: PairStore {
 
 /// Positions and leaders of the log's subscriptions.
 #[async_trait]
-pub trait PairStore: Send + Sync {
+pub trait SubscriptionStore: Send + Sync {
     /// Creates rows for subscriptions that have none. `true`: at the head of the log instead of its
     /// start.
-    async fn register(&self, pairs: &[(PairId, bool)]) -> Result<()>;
+    async fn register(&self, pairs: &[(SubscriptionId, bool)]) -> Result<()>;
 
     /// Writes the heartbeat of this node, renews its leases, and returns the nodes and
     /// subscriptions. A lease that was not renewed in time is not renewed: another node may be
-    /// about to take it, so it has to be [claimed](PairStore::claim) again.
-    async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<Roll>;
+    /// about to take it, so it has to be [claimed](SubscriptionStore::claim) again.
+    async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<ClusterView>;
 
     /// All subscriptions, by name.
-    async fn pairs(&self) -> Result<Vec<PairState>>;
+    async fn pairs(&self) -> Result<Vec<SubscriptionState>>;
 
     /// Claims those of these subscriptions that have no leader, in a new epoch. Returns the claimed
     /// ones with their state. A subscription that this node already leads is not claimed again.
-    async fn claim(&self, node: &NodeId, ttl: Duration, pairs: &[PairId]) -> Result<Vec<PairState>>;
+    async fn claim(
+        &self,
+        node: &NodeId,
+        ttl: Duration,
+        pairs: &[SubscriptionId],
+    ) -> Result<Vec<SubscriptionState>>;
 
     /// Moves subscriptions, and records errors. Returns those that moved: the others have another
     /// leader, or were reset. A move that is repeated because its response was lost counts as
     /// moved. A leader whose lease has expired may still move its subscriptions until another node
     /// claims them: published events need not be published again.
-    async fn save(&self, node: &NodeId, moves: &[Move]) -> Result<Vec<PairId>>;
+    async fn save(&self, node: &NodeId, moves: &[ProgressUpdate]) -> Result<Vec<SubscriptionId>>;
 
     /// Releases subscriptions, so that other nodes can claim them immediately.
-    async fn release(&self, node: &NodeId, pairs: &[(PairId, i64)]) -> Result<()>;
+    async fn release(&self, node: &NodeId, pairs: &[(SubscriptionId, i64)]) -> Result<()>;
 
     /// Releases all subscriptions of this node and deletes its heartbeat.
     async fn leave(&self, node: &NodeId) -> Result<()>;
 
     /// Sets the status of subscriptions: those of a publisher, of one topic if given. Active also
     /// clears errors. Returns how many there are.
-    async fn set_status(&self, publisher: &str, topic: Option<&str>, status: PairStatus) -> Result<u64>;
+    async fn set_status(
+        &self,
+        publisher: &str,
+        topic: Option<&str>,
+        status: SubscriptionStatus,
+    ) -> Result<u64>;
 
     /// Sets a subscription to a position, forwards or backwards, and removes its leader. Clears
     /// errors; a failed subscription becomes active, a paused one stays paused. Returns whether
     /// such a subscription exists.
-    async fn reset(&self, pair: &PairId, position: Position) -> Result<bool>;
+    async fn reset(&self, pair: &SubscriptionId, position: Position) -> Result<bool>;
 }
 
 /// Result of [`read_bounded`](LogStore::read_bounded).
 #[derive(Debug, Default)]
 pub struct BoundedRead {
     /// By position.
-    pub rows: Vec<Stored>,
+    pub rows: Vec<StoredLogEvent>,
     /// Whether there are more, which exceeded `max_bytes`.
     pub cut: bool,
 }
@@ -182,22 +192,22 @@ pub struct Unreadable {
 }
 
 /// A row of the log: an event, or its position and why it cannot be decoded.
-pub type Stored = Result<LogEvent, (Position, String)>;
+pub type StoredLogEvent = Result<LogEvent, (Position, String)>;
 
 /// The nodes that publish the log, and all subscriptions.
 #[derive(Clone, Debug, Default)]
-pub struct Roll {
+pub struct ClusterView {
     /// The running nodes, this one included.
     pub nodes: Vec<NodeId>,
     /// All subscriptions, by name.
-    pub pairs: Vec<PairState>,
+    pub pairs: Vec<SubscriptionState>,
 }
 
 /// Progress of a subscription, reported by its leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Move {
+pub struct ProgressUpdate {
     /// The subscription.
-    pub pair: PairId,
+    pub pair: SubscriptionId,
     /// The leader's epoch.
     pub epoch: i64,
     /// Its position in the table.
@@ -205,7 +215,7 @@ pub struct Move {
     /// Its new position.
     pub to: Position,
     /// New status: active with no errors, or failed. A pause that was set meanwhile stays.
-    pub status: PairStatus,
+    pub status: SubscriptionStatus,
     /// Number of errors in a row.
     pub error_count: u32,
     /// The last error.

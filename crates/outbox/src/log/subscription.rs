@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-use super::pacing::{Pace, PaceSettings};
+use super::pacing::{Pace, PacingSettings};
 use super::publisher::Publisher;
 use super::query::Position;
 use super::topic::{MAX_NAME, Topic};
@@ -16,12 +16,12 @@ use crate::store::NodeId;
 
 /// Name of a subscription: a topic and a publisher. Each has its own position in the log.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PairId {
+pub struct SubscriptionId {
     topic: Arc<str>,
     publisher: Arc<str>,
 }
 
-impl PairId {
+impl SubscriptionId {
     /// The subscription of these names.
     pub fn new(topic: impl Into<Arc<str>>, publisher: impl Into<Arc<str>>) -> Self {
         Self { topic: topic.into(), publisher: publisher.into() }
@@ -38,7 +38,7 @@ impl PairId {
     }
 }
 
-impl fmt::Display for PairId {
+impl fmt::Display for SubscriptionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&format!("{}/{}", self.topic, self.publisher))
     }
@@ -48,18 +48,18 @@ impl fmt::Display for PairId {
 /// [`RelayBuilder::publish`](crate::RelayBuilder::publish).
 #[derive(Clone)]
 #[must_use = "it does nothing until a relay has it: `relay.publish(…)`"]
-pub struct Pair {
-    pub(crate) id: PairId,
+pub struct Subscription {
+    pub(crate) id: SubscriptionId,
     pub(crate) topic: Topic,
     pub(crate) publisher: Arc<dyn Publisher>,
-    pub(crate) pace: PaceSettings,
+    pub(crate) pace: PacingSettings,
     pub(crate) from_now: bool,
 }
 
-impl Pair {
+impl Subscription {
     pub(crate) fn new(topic: Topic, publisher: Arc<dyn Publisher>) -> Self {
-        let id = PairId { topic: topic.shared_name(), publisher: publisher.name().into() };
-        Self { id, topic, publisher, pace: PaceSettings::default(), from_now: false }
+        let id = SubscriptionId { topic: topic.shared_name(), publisher: publisher.name().into() };
+        Self { id, topic, publisher, pace: PacingSettings::default(), from_now: false }
     }
 
     /// Maximum number of events of a batch; 100 if not set.
@@ -72,16 +72,16 @@ impl Pair {
     /// follow each other as long as there are events. Events that are appended meanwhile wait for
     /// the next batch.
     ///
-    /// A failed batch is retried by its own rule ([`retry`](Pair::retry)). The time is measured by
+    /// A failed batch is retried by its own rule ([`retry`](Subscription::retry)). The time is measured by
     /// the leader: another node, or the same one after a restart, publishes its first batch
     /// immediately.
     ///
     /// ```
     /// use std::time::Duration;
-    /// use outbox::{LogPublisher, Topic};
+    /// use outbox::{TracingPublisher, Topic};
     ///
     /// // Up to 500 events every ten seconds.
-    /// let pair = Topic::new("wallet-events").to(LogPublisher::new()).batch(500).interval(Duration::from_secs(10));
+    /// let pair = Topic::new("wallet-events").to(TracingPublisher::new()).batch(500).interval(Duration::from_secs(10));
     /// # let _ = pair;
     /// ```
     pub fn interval(mut self, interval: Duration) -> Self {
@@ -97,7 +97,7 @@ impl Pair {
     }
 
     /// After `polls` polls without an event each wait is twice as long, or [longer by another
-    /// factor](Pair::idle_multiplier), up to `longest`; 3 and a minute if not set. An event or a
+    /// factor](Subscription::idle_multiplier), up to `longest`; 3 and a minute if not set. An event or a
     /// notification restores the interval.
     pub fn idle(mut self, polls: u32, longest: Duration) -> Self {
         (self.pace.idle_after, self.pace.idle_max) = (Some(polls), Some(longest));
@@ -108,10 +108,10 @@ impl Pair {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use outbox::{LogPublisher, Topic};
+    /// use outbox::{TracingPublisher, Topic};
     ///
     /// // Polls after 1 s, 1 s, 1.5 s, 2.25 s … 30 s.
-    /// let pair = Topic::new("audit").to(LogPublisher::new()).idle(2, Duration::from_secs(30)).idle_multiplier(1.5);
+    /// let pair = Topic::new("audit").to(TracingPublisher::new()).idle(2, Duration::from_secs(30)).idle_multiplier(1.5);
     /// # let _ = pair;
     /// ```
     pub fn idle_multiplier(mut self, factor: f64) -> Self {
@@ -148,7 +148,7 @@ impl Pair {
     }
 
     /// Fills in unset pacing from other settings.
-    pub(crate) fn or(mut self, others: &PaceSettings) -> Self {
+    pub(crate) fn or(mut self, others: &PacingSettings) -> Self {
         self.pace = self.pace.or(others);
         self
     }
@@ -159,7 +159,7 @@ impl Pair {
     }
 
     /// The names of topic and publisher.
-    pub fn id(&self) -> &PairId {
+    pub fn id(&self) -> &SubscriptionId {
         &self.id
     }
 
@@ -195,15 +195,15 @@ impl Pair {
     }
 }
 
-impl fmt::Debug for Pair {
+impl fmt::Debug for Subscription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pair").field("id", &self.id).field("pace", &self.pace).finish_non_exhaustive()
+        f.debug_struct("Subscription").field("id", &self.id).field("pace", &self.pace).finish_non_exhaustive()
     }
 }
 
 /// Whether a subscription publishes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum PairStatus {
+pub enum SubscriptionStatus {
     /// It publishes.
     #[default]
     Active,
@@ -213,13 +213,13 @@ pub enum PairStatus {
     Failed,
 }
 
-impl PairStatus {
+impl SubscriptionStatus {
     /// The text in the table.
     pub fn as_str(self) -> &'static str {
         match self {
-            PairStatus::Active => "ACTIVE",
-            PairStatus::Paused => "PAUSED",
-            PairStatus::Failed => "FAILED",
+            SubscriptionStatus::Active => "ACTIVE",
+            SubscriptionStatus::Paused => "PAUSED",
+            SubscriptionStatus::Failed => "FAILED",
         }
     }
 
@@ -227,14 +227,14 @@ impl PairStatus {
     /// have set it on purpose.
     pub(crate) fn from_stored(text: &str) -> Self {
         match text {
-            "ACTIVE" => PairStatus::Active,
-            "FAILED" => PairStatus::Failed,
-            _ => PairStatus::Paused,
+            "ACTIVE" => SubscriptionStatus::Active,
+            "FAILED" => SubscriptionStatus::Failed,
+            _ => SubscriptionStatus::Paused,
         }
     }
 }
 
-impl fmt::Display for PairStatus {
+impl fmt::Display for SubscriptionStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
@@ -242,18 +242,18 @@ impl fmt::Display for PairStatus {
 
 /// State of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PairState {
+pub struct SubscriptionState {
     /// The subscription.
-    pub id: PairId,
+    pub id: SubscriptionId,
     /// Whether it publishes.
-    pub status: PairStatus,
+    pub status: SubscriptionStatus,
     /// Every event up to here was published, or is not selected by its topic.
     pub position: Position,
     /// Number of errors in a row.
     pub error_count: u32,
     /// The last error.
     pub last_error: Option<String>,
-    /// Its leader; with no time [remaining](PairState::remaining), its last leader.
+    /// Its leader; with no time [remaining](SubscriptionState::remaining), its last leader.
     pub leader: Option<NodeId>,
     /// Increases with every change of leader.
     pub epoch: i64,
@@ -263,7 +263,7 @@ pub struct PairState {
     pub updated_at: DateTime<Utc>,
 }
 
-impl PairState {
+impl SubscriptionState {
     /// Whether the subscription has no leader: the lease was released or has expired.
     pub fn is_free(&self) -> bool {
         self.leader.is_none() || self.remaining.is_zero()

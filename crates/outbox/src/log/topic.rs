@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::publisher::Publisher;
-use super::subscription::Pair;
+use super::subscription::Subscription;
 use super::tag::{Tag, check_name};
 use crate::error::{Error, EventError, Result};
 use crate::event::{Event, EventType, check_text};
@@ -113,13 +113,13 @@ impl Topic {
 
     /// Sends its events to a publisher: see
     /// [`RelayBuilder::publish`](crate::RelayBuilder::publish).
-    pub fn to(&self, publisher: impl Publisher) -> Pair {
+    pub fn to(&self, publisher: impl Publisher) -> Subscription {
         self.to_shared(Arc::new(publisher))
     }
 
     /// The same for a publisher that is shared with other code.
-    pub fn to_shared(&self, publisher: Arc<dyn Publisher>) -> Pair {
-        Pair::new(self.clone(), publisher)
+    pub fn to_shared(&self, publisher: Arc<dyn Publisher>) -> Subscription {
+        Subscription::new(self.clone(), publisher)
     }
 
     pub(crate) fn check(&self) -> Result<()> {

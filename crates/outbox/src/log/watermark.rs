@@ -10,7 +10,7 @@ const MAX_PENDING: usize = 64;
 
 /// Watermark of a log, with the state needed to advance it.
 #[derive(Clone, Debug, Default)]
-pub struct Frontier {
+pub struct Watermark {
     /// The watermark: every position up to here is final.
     pub safe: Position,
     /// The highest committed position, final or not.
@@ -31,7 +31,7 @@ struct PendingTransactions {
 
 /// One observation of the database.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Look {
+pub(crate) struct LogObservation {
     /// Identifies the run of the server.
     pub(crate) server: String,
     /// The last position that was drawn. Read first.
@@ -45,7 +45,7 @@ pub(crate) struct Look {
     pub(crate) newest: Position,
 }
 
-impl Frontier {
+impl Watermark {
     /// Starts from a watermark that another node has stored.
     pub fn from(decided: Position) -> Self {
         Self { safe: decided, seen: decided, ..Self::default() }
@@ -75,7 +75,7 @@ impl Frontier {
     ///
     /// A transaction that had drawn a position when `drawn` was read is in `holders`, or has ended.
     /// So `drawn` is final when all of these have ended, whatever transactions have begun since.
-    pub(crate) fn learn(&mut self, look: Look) {
+    pub(crate) fn learn(&mut self, look: LogObservation) {
         if self.server != look.server {
             self.pending.clear();
             self.server = look.server;
@@ -113,8 +113,8 @@ mod tests {
     use super::*;
 
     /// `drawn` and `newest` are equal, and `unbroken` is 0, unless a test sets them.
-    fn look(drawn: i64, holders: &[&str]) -> Look {
-        Look {
+    fn look(drawn: i64, holders: &[&str]) -> LogObservation {
+        LogObservation {
             server: "one".to_owned(),
             drawn: Position::new(drawn),
             holders: holders.iter().map(|h| (*h).to_owned()).collect(),
@@ -123,8 +123,8 @@ mod tests {
         }
     }
 
-    fn safe_after(looks: impl IntoIterator<Item = Look>) -> Vec<i64> {
-        let mut frontier = Frontier::default();
+    fn safe_after(looks: impl IntoIterator<Item = LogObservation>) -> Vec<i64> {
+        let mut frontier = Watermark::default();
         let learned = looks.into_iter().map(|look| {
             frontier.learn(look);
             frontier.safe.get()
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn a_long_transaction_blocks_the_positions_it_may_have_drawn_and_all_later_ones() {
         let looks = (1..=500).map(|n| look(n, &["3/1", &format!("4/{n}")]));
-        let mut looks: Vec<Look> = looks.collect();
+        let mut looks: Vec<LogObservation> = looks.collect();
         looks[0].holders.remove("3/1");
         looks.push(look(501, &["4/501"]));
         let safe = safe_after(looks);
@@ -172,19 +172,20 @@ mod tests {
 
     #[test]
     fn an_unbroken_sequence_is_final_despite_open_transactions() {
-        let unbroken = Look { unbroken: Position::new(4), ..look(9, &["3/1"]) };
+        let unbroken = LogObservation { unbroken: Position::new(4), ..look(9, &["3/1"]) };
         assert_eq!(safe_after([unbroken, look(9, &["3/1"]), look(9, &[])]), [4, 4, 9]);
     }
 
     #[test]
     fn the_watermark_never_passes_an_uncommitted_position() {
-        let void = |drawn| Look { newest: Position::new(3), ..look(drawn, &[]) };
+        let void = |drawn| LogObservation { newest: Position::new(3), ..look(drawn, &[]) };
         assert_eq!(safe_after([void(5), void(5), look(5, &["3/1"]), look(6, &["4/1"])]), [3, 3, 5, 5]);
     }
 
     #[test]
     fn another_run_of_the_server_has_none_of_the_earlier_transactions() {
-        let other = |drawn, holders: &[&str]| Look { server: "two".to_owned(), ..look(drawn, holders) };
+        let other =
+            |drawn, holders: &[&str]| LogObservation { server: "two".to_owned(), ..look(drawn, holders) };
         // "3/1" ended with the first run, and "-1/9" may have been the same transaction.
         let looks = [look(5, &["3/1"]), other(5, &["-1/9"]), other(6, &["-1/9"]), other(6, &[])];
         assert_eq!(safe_after(looks), [0, 0, 0, 6]);

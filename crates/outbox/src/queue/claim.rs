@@ -9,7 +9,7 @@ use super::{WorkItem, WorkQueue};
 use crate::error::Result;
 use crate::escape::Escaped;
 use crate::event::{Event, EventId};
-use crate::poison::{self, Start};
+use crate::poison::{self, Admission};
 use crate::store::{Claim, EXCLUSIVE, Holder, NodeId, OnDead, Origin, Settlement, Take, Taken, Verdict};
 
 /// Maximum window. Behind blocked rows the windows grow up to this size, so that a small batch
@@ -159,7 +159,7 @@ impl Claiming<'_> {
             only: None,
             probe: None,
             destinations: Default::default(),
-            frontiers: HashMap::new(),
+            held_up_to: HashMap::new(),
             // Every process with the owner's name may settle claimed items, not only this store
             // instance.
             together: false,
@@ -184,7 +184,7 @@ impl Claiming<'_> {
             // The key of an undecodable event is unknown: events with keys wait until it is dead.
             let waits = key.is_some_and(|key| undecodable || withheld.blocked_keys.contains(key));
             let too_many = delivery.suspect.is_some()
-                && self.suspect.is_some_and(|alone| alone || delivery.goes_alone());
+                && self.suspect.is_some_and(|alone| alone || delivery.must_run_alone());
             if waits || self.items.len() >= self.batch || too_many {
                 if delivery.suspect.is_some() {
                     withheld.suspects.push((event.id().clone(), claim));
@@ -201,12 +201,12 @@ impl Claiming<'_> {
             }
             if delivery.suspect.is_some() {
                 match poison::start(store, &self.by, event.id(), claim).await {
-                    Start::Go => self.suspect = Some(delivery.goes_alone()),
-                    Start::Bury(reason) => {
+                    Admission::Run => self.suspect = Some(delivery.must_run_alone()),
+                    Admission::DeadLetter(reason) => {
                         withheld.dead_letter(event, claim, reason, on_dead);
                         continue;
                     }
-                    Start::Leave => {
+                    Admission::Skip => {
                         withheld.suspects.push((event.id().clone(), claim));
                         withheld.block_key(event);
                         continue;

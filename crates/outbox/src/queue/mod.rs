@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::escape::Escaped;
 use crate::event::Event;
 use crate::handler::{Failure, Outcome};
-use crate::relay::hot::HotDoor;
+use crate::relay::hot::HotPath;
 use crate::retry::{Backoff, RetryPolicy, decide};
 use crate::store::{Completion, Delivery, Holder, NodeId, OnDead, Settled, Settlement, SharedStore, Verdict};
 
@@ -101,7 +101,7 @@ pub struct WorkQueue {
     holder_check: Arc<claim::HolderCheck>,
     /// Wakes the relay of this process, if there is one: it delivers the events that settling an
     /// item writes.
-    door: HotDoor,
+    door: HotPath,
 }
 
 impl fmt::Debug for WorkQueue {
@@ -204,12 +204,12 @@ impl WorkQueue {
             completion: Completion::Keep,
             on_dead: OnDead::Hold,
             holder_check: Arc::default(),
-            door: HotDoor::default(),
+            door: HotPath::default(),
         }
     }
 
     /// Wakes the relay of this hot path when events are written.
-    pub(crate) fn waking(mut self, door: HotDoor) -> Self {
+    pub(crate) fn waking(mut self, door: HotPath) -> Self {
         self.door = door;
         self
     }

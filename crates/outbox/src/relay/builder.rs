@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::Relay;
 use super::bytes::{ByteBudget, QUEUE_BYTES};
 use super::dispatch::{Call, Route, Routes};
-use super::hot::HotDoor;
-use super::tx_dispatch::{AnyOutbox, Transactional};
+use super::hot::HotPath;
+use super::tx_dispatch::{ErasedOutbox, Transactional};
 use crate::admin::ATTEMPTS_KEPT;
 use crate::destination::{Destination, Router};
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ use crate::event::{AggregateType, EventType, GLOBAL, Message};
 use crate::handler::{
     Cx, Handler, Interceptor, IntoOutcome, RawFn, TxFn, TxHandler, TypedFn, TypedTxFn, Unrouted,
 };
-use crate::log::{PaceSettings, Pair};
+use crate::log::{PacingSettings, Subscription};
 #[cfg(feature = "settings")]
 use crate::retry::Backoff;
 use crate::retry::RetryPolicy;
@@ -95,10 +95,10 @@ pub(crate) struct RelaySettings {
     pub(crate) publish_retry: Option<Arc<dyn RetryPolicy>>,
     pub(crate) purge: Option<PurgeSettings>,
     pub(crate) metrics_prefix: String,
-    pub(crate) pairs: Vec<Pair>,
+    pub(crate) pairs: Vec<Subscription>,
     /// Pace of subscriptions that do not set their own.
-    pub(crate) pair_defaults: PaceSettings,
-    pub(crate) pair_lease: Duration,
+    pub(crate) subscription_defaults: PacingSettings,
+    pub(crate) subscription_lease: Duration,
     pub(crate) log_watch: Duration,
 }
 
@@ -127,8 +127,8 @@ impl RelaySettings {
             purge: mode.delivers().then(PurgeSettings::default),
             metrics_prefix: "outbox".to_owned(),
             pairs: Vec::new(),
-            pair_defaults: PaceSettings::default(),
-            pair_lease: Duration::from_secs(3),
+            subscription_defaults: PacingSettings::default(),
+            subscription_lease: Duration::from_secs(3),
             log_watch: Duration::from_millis(250),
         }
     }
@@ -156,9 +156,12 @@ impl RelaySettings {
         at_most("drain", self.drain <= year, "a year")?;
         at_most("settle_linger", self.linger <= year, "a year")?;
         let shortest = Duration::from_millis(100);
-        at_most("pair_lease", self.pair_lease <= year, "a year")?;
-        if self.pair_lease < shortest {
-            return Err(Error::Setting(format!("pair_lease is {:?}: use at least 100 ms", self.pair_lease)));
+        at_most("subscription_lease", self.subscription_lease <= year, "a year")?;
+        if self.subscription_lease < shortest {
+            return Err(Error::Setting(format!(
+                "subscription_lease is {:?}: use at least 100 ms",
+                self.subscription_lease
+            )));
         }
         positive("log_watch", !self.log_watch.is_zero())?;
         at_most("log_watch", self.log_watch <= year, "a year")?;
@@ -251,14 +254,14 @@ impl PurgeSettings {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
     /// use std::time::Duration;
-    /// use outbox::{LogPublisher, Outbox, PurgeSettings, Topic};
+    /// use outbox::{TracingPublisher, Outbox, PurgeSettings, Topic};
     ///
     /// # let outbox = Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
     /// let year = Duration::from_secs(365 * 86_400);
     /// let relay = outbox
     ///     .single_node()
-    ///     .publish(Topic::new("everything").to(LogPublisher::new()))
+    ///     .publish(Topic::new("everything").to(TracingPublisher::new()))
     ///     .purge(PurgeSettings::default().log_retention(year).audit_retention(5 * year))
     ///     .start()
     ///     .await?;
@@ -344,9 +347,9 @@ pub struct RelayBuilder<S = OneOutbox> {
 #[derive(Debug)]
 pub struct OneOutbox {
     pub(crate) store: SharedStore,
-    pub(crate) door: HotDoor,
+    pub(crate) door: HotPath,
     /// The outbox itself, if there is one: handlers may need its transactions.
-    pub(crate) outbox: Option<AnyOutbox>,
+    pub(crate) outbox: Option<ErasedOutbox>,
 }
 
 impl<S: fmt::Debug> fmt::Debug for RelayBuilder<S> {
@@ -359,33 +362,33 @@ impl<S: fmt::Debug> fmt::Debug for RelayBuilder<S> {
 }
 
 impl RelayBuilder {
-    pub(crate) fn new(store: SharedStore, door: HotDoor, mode: Mode) -> Self {
+    pub(crate) fn new(store: SharedStore, door: HotPath, mode: Mode) -> Self {
         Self::of(OneOutbox { store, door, outbox: None }, mode)
     }
 
     /// A relay on a store alone, as [`Outbox::single_node`](crate::Outbox::single_node).
     pub fn single_node(store: SharedStore) -> Self {
-        Self::new(store, HotDoor::default(), Mode::SingleNode)
+        Self::new(store, HotPath::default(), Mode::SingleNode)
     }
 
     /// A relay on a store alone, as [`Outbox::multi_node`](crate::Outbox::multi_node).
     pub fn multi_node(store: SharedStore) -> Self {
-        Self::new(store, HotDoor::default(), Mode::MultiNode)
+        Self::new(store, HotPath::default(), Mode::MultiNode)
     }
 
     /// A relay on a store alone, as [`Outbox::ordered`](crate::Outbox::ordered).
     pub fn ordered(store: SharedStore) -> Self {
-        Self::new(store, HotDoor::default(), Mode::Ordered)
+        Self::new(store, HotPath::default(), Mode::Ordered)
     }
 
     /// A relay on a store alone, as [`Outbox::log_only`](crate::Outbox::log_only).
     pub fn log_only(store: SharedStore) -> Self {
-        Self::new(store, HotDoor::default(), Mode::LogOnly)
+        Self::new(store, HotPath::default(), Mode::LogOnly)
     }
 
     /// A relay on a store alone, as [`Outbox::writer_only`](crate::Outbox::writer_only).
     pub fn writer_only(store: SharedStore) -> Self {
-        Self::new(store, HotDoor::default(), Mode::WriterOnly)
+        Self::new(store, HotPath::default(), Mode::WriterOnly)
     }
 
     /// Checks the settings and the tables, then starts. After an error nothing runs. May be
@@ -475,11 +478,11 @@ impl<S> RelayBuilder<S> {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
-    /// use outbox::{Event, LogPublisher, Outbox};
+    /// use outbox::{Event, TracingPublisher, Outbox};
     ///
     /// let outbox = Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
-    /// let relay = outbox.single_node().forward(["order.placed", "order.paid"], LogPublisher::new()).start().await?;
+    /// let relay = outbox.single_node().forward(["order.placed", "order.paid"], TracingPublisher::new()).start().await?;
     /// outbox.send(Event::new("order.placed").json(&42)).await?;
     /// relay.stop().await?;
     /// # Ok(()) }
@@ -826,14 +829,14 @@ impl<S> RelayBuilder<S> {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
     /// use std::time::Duration;
-    /// use outbox::{Event, LatchPublisher, LogPublisher, Outbox, Topic};
+    /// use outbox::{Event, LatchPublisher, TracingPublisher, Outbox, Topic};
     ///
     /// let outbox = Outbox::sqlite(":memory:").await?;
     /// outbox.migrate().await?;
     /// let wallets = Topic::new("wallets").required_tags(["wallet_id"]);
     /// let latch = LatchPublisher::expecting(1);
     /// let relay = outbox.log_only()
-    ///     .publish(wallets.to(LogPublisher::new()))
+    ///     .publish(wallets.to(TracingPublisher::new()))
     ///     .publish(wallets.to(latch.clone()).batch(500).every(Duration::from_secs(5)))
     ///     .start().await?;
     ///
@@ -843,23 +846,23 @@ impl<S> RelayBuilder<S> {
     /// relay.stop().await?;
     /// # Ok(()) }
     /// ```
-    pub fn publish(mut self, pair: Pair) -> Self {
+    pub fn publish(mut self, pair: Subscription) -> Self {
         self.settings.pairs.push(pair);
         self
     }
 
     /// Pace of subscriptions that do not set their own.
     #[cfg(feature = "settings")]
-    pub(crate) fn pair_defaults(mut self, defaults: PaceSettings) -> Self {
-        self.settings.pair_defaults = defaults;
+    pub(crate) fn subscription_defaults(mut self, defaults: PacingSettings) -> Self {
+        self.settings.subscription_defaults = defaults;
         self
     }
 
     /// How long a node leads a pair without renewing its lease; 3 s if not set. A crash delays
     /// publishing by this time; by twice as long on PostgreSQL after a time without new events,
     /// when leases are renewed less often.
-    pub fn pair_lease(mut self, lease: Duration) -> Self {
-        self.settings.pair_lease = lease;
+    pub fn subscription_lease(mut self, lease: Duration) -> Self {
+        self.settings.subscription_lease = lease;
         self
     }
 

@@ -16,7 +16,7 @@ use super::key_queues::{KeyQueueRef, NextEvent, NextStep, TURN};
 use super::queues::WorkUnit;
 use super::report;
 use super::settle::{EventVerdict, SettleRequest};
-use super::tx_dispatch::{AnyOutbox, SettleOnCommit, TxDispatch, TxOutcome};
+use super::tx_dispatch::{ErasedOutbox, SettleOnCommit, TxDispatch, TxOutcome};
 use super::{Engine, Job};
 use crate::EVENTS;
 use crate::destination::{Breaker, Destination, Router};
@@ -26,7 +26,7 @@ use crate::event::{Event, EventType};
 use crate::handler::{Cx, Failure, Handler, Interceptor, Outcome, Unrouted, no_handler, split_detail};
 use crate::join;
 use crate::log::Outgoing;
-use crate::poison::{self, Admitted, Start};
+use crate::poison::{self, Admission, Admitted};
 use crate::retry::{Backoff, RetryPolicy, decide};
 use crate::store::{Routed, Settlement, Verdict};
 
@@ -227,7 +227,7 @@ impl Routes {
     }
 
     /// Error if some handler cannot work with this outbox.
-    pub(crate) fn misfit(&self, outbox: Option<&AnyOutbox>) -> Option<Error> {
+    pub(crate) fn misfit(&self, outbox: Option<&ErasedOutbox>) -> Option<Error> {
         let routes = self.by_type.values().flatten().map(|(_, route)| route).chain(&self.fallback);
         routes
             .filter_map(|route| match &route.call {
@@ -401,9 +401,9 @@ pub(super) async fn ready<'a>(
         return Ready::Run;
     }
     if admitted.is_none() {
-        *admitted = Some(engine.crash_guard.admit(delivery.goes_alone()).await);
+        *admitted = Some(engine.crash_guard.admit(delivery.must_run_alone()).await);
     }
-    if delivery.goes_alone() {
+    if delivery.must_run_alone() {
         // The verdicts on earlier events are written: if the process dies, only this event is
         // counted.
         engine.settler.flush().await;
@@ -414,10 +414,10 @@ pub(super) async fn ready<'a>(
         return Ready::NotHeld;
     }
     match count_start(engine, job).await {
-        Start::Go => Ready::Run,
-        Start::Bury(reason) => Ready::Verdict(Verdict::Dead { counted: false, reason }),
+        Admission::Run => Ready::Run,
+        Admission::DeadLetter(reason) => Ready::Verdict(Verdict::Dead { counted: false, reason }),
         // Released, if this node still holds it: it should not wait for its lease to run out.
-        Start::Leave => {
+        Admission::Skip => {
             engine.release(job);
             Ready::NotHeld
         }
@@ -532,8 +532,8 @@ pub(super) fn decide_safely(
 }
 
 /// Records in the database that a suspect is started.
-async fn count_start(engine: &Engine, job: &Job) -> Start {
-    let Some(by) = engine.ownership.holder() else { return Start::Leave };
+async fn count_start(engine: &Engine, job: &Job) -> Admission {
+    let Some(by) = engine.ownership.holder() else { return Admission::Skip };
     let id = job.delivery.event.id();
     // This node may have claimed the event again since.
     let claim = engine.in_flight.claim(id, job.fence()).unwrap_or(job.delivery.claim);

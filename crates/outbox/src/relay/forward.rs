@@ -22,7 +22,7 @@ use super::{Engine, Job};
 use crate::destination::{Breaker, BreakerDecision, BreakerPhase, Destination, Probe};
 use crate::event::{Event, EventId, EventType};
 use crate::handler::{Cx, Failure, Interceptor, Outcome};
-use crate::log::{Fate, Outgoing, PublishError};
+use crate::log::{EventResult, Outgoing, PublishError};
 use crate::poison::Admitted;
 use crate::retry::Backoff;
 use crate::store::{NodeOutage, Verdict};
@@ -85,7 +85,7 @@ impl PublishBatch {
     fn gather(engine: &Engine, first: WorkUnit, to: &Destination) -> Option<Self> {
         let mut batch = Self { jobs: Vec::new(), key_queues: Vec::new() };
         batch.add(engine, first, to);
-        if batch.jobs.first().is_some_and(|job| !job.delivery.goes_alone()) {
+        if batch.jobs.first().is_some_and(|job| !job.delivery.must_run_alone()) {
             let wanted = |unit: &WorkUnit| match unit {
                 WorkUnit::One(job) => engine.fits_batch(job, to),
                 WorkUnit::Key(queue) => {
@@ -115,11 +115,11 @@ impl PublishBatch {
             }
             WorkUnit::Key(key) => {
                 let first = self.jobs.is_empty();
-                let alone =
-                    first && engine.key_queues.peek(&key, |job| job.delivery.goes_alone()).unwrap_or(false);
+                let alone = first
+                    && engine.key_queues.peek(&key, |job| job.delivery.must_run_alone()).unwrap_or(false);
                 let most = if alone { 1 } else { TURN.min(MAX_BATCH.saturating_sub(self.jobs.len()).max(1)) };
                 let jobs = engine.key_queues.next_while(&key, most, |job| {
-                    engine.goes_to(&job.delivery.event, to) && (alone || !job.delivery.goes_alone())
+                    engine.goes_to(&job.delivery.event, to) && (alone || !job.delivery.must_run_alone())
                 });
                 engine.queues.uncount_cold(jobs.len());
                 let start = self.jobs.len();
@@ -501,11 +501,11 @@ async fn send(
     }
 }
 
-fn sent_result(fate: Fate) -> Sent {
+fn sent_result(fate: EventResult) -> Sent {
     match fate {
-        Fate::Published => Sent::Done,
-        Fate::Failed(failure) => Sent::Failed(failure),
-        Fate::Untried => Sent::NotAttempted,
+        EventResult::Published => Sent::Done,
+        EventResult::Failed(failure) => Sent::Failed(failure),
+        EventResult::NotAttempted => Sent::NotAttempted,
     }
 }
 
@@ -719,7 +719,7 @@ impl Engine {
 
     /// Whether the event can be sent to this destination in a batch with others.
     fn fits_batch(&self, job: &Job, to: &Destination) -> bool {
-        !job.delivery.goes_alone() && self.goes_to(&job.delivery.event, to)
+        !job.delivery.must_run_alone() && self.goes_to(&job.delivery.event, to)
     }
 
     /// Verdict on an event whose destination is unavailable: it stays in the table, untouched, if
@@ -766,7 +766,7 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::LogPublisher;
+    use crate::log::TracingPublisher;
 
     #[test]
     fn nothing_of_a_key_is_sent_behind_an_event_that_is_not_held() {
@@ -783,7 +783,7 @@ mod tests {
     /// However many there are, and however long it takes.
     #[tokio::test]
     async fn events_that_cannot_be_left_in_the_table_come_back_one_after_another() {
-        let breaker = Destination::new(LogPublisher::new()).breaker;
+        let breaker = Destination::new(TracingPublisher::new()).breaker;
         let outages = Outages::default();
         breaker.trip("gone");
         outages.add(&breaker, &EventType::from("e"), false);

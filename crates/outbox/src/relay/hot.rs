@@ -19,7 +19,7 @@ use crate::store::{Claim, Delivery, Holder, Settlement, Verdict};
 
 /// Connects writers to the relay of the same process. Open while a relay runs.
 #[derive(Clone, Default)]
-pub(crate) struct HotDoor {
+pub(crate) struct HotPath {
     state: Arc<RwLock<HotPathState>>,
     /// Notified when events were appended to the log.
     pub(crate) bell: Arc<Notify>,
@@ -35,13 +35,13 @@ enum HotPathState {
     Open(Arc<Engine>),
 }
 
-impl fmt::Debug for HotDoor {
+impl fmt::Debug for HotPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.engine().is_some() { "open" } else { "closed" })
     }
 }
 
-impl HotDoor {
+impl HotPath {
     pub(crate) fn engine(&self) -> Option<Arc<Engine>> {
         match &*self.state.read().expect("no code panics while it holds this lock") {
             HotPathState::Open(engine) => Some(engine.clone()),
@@ -73,7 +73,7 @@ impl HotDoor {
 }
 
 /// The right to open the hot path.
-pub(crate) struct HotPathGuard(HotDoor);
+pub(crate) struct HotPathGuard(HotPath);
 
 impl HotPathGuard {
     pub(crate) fn open(self, engine: Arc<Engine>) {

@@ -10,14 +10,14 @@ use std::sync::{Arc, MutexGuard};
 
 use super::Job;
 use super::sync::Mutex;
-use crate::store::{Reach, RunId};
+use crate::store::{KeyProgress, KeyQueueId};
 
 /// A key queue of one epoch; with leases there is one epoch. After another node has led, a worker
 /// that is still busy with an event of a queue does not find the queue any more, even if the key
 /// was taken anew since.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KeyQueueRef {
-    pub(crate) id: RunId,
+    pub(crate) id: KeyQueueId,
     pub(crate) epoch: i64,
 }
 
@@ -41,7 +41,7 @@ struct KeyQueuesState {
     /// Keys with skipped rows that can be read now.
     resumable: Vec<Arc<str>>,
     /// Queues whose halt ended since the current read began: that read may be older.
-    ended_halts: HashSet<RunId>,
+    ended_halts: HashSet<KeyQueueId>,
     /// Keys with a queue that ended since then.
     ended: HashSet<Arc<str>>,
 }
@@ -49,7 +49,7 @@ struct KeyQueuesState {
 impl KeyQueuesState {
     /// The queue that an event belongs to; `None` if the event cannot be added now.
     fn target(&self, queue: KeyQueueRef) -> Option<KeyQueueRef> {
-        let whole = KeyQueueRef { id: RunId::of_key(queue.id.key.clone()), epoch: queue.epoch };
+        let whole = KeyQueueRef { id: KeyQueueId::of_key(queue.id.key.clone()), epoch: queue.epoch };
         if self.queues.contains_key(&whole) {
             return Some(whole);
         }
@@ -58,8 +58,8 @@ impl KeyQueuesState {
     }
 
     /// Whether the current read may be older than the end of a halt of this queue.
-    fn may_predate_halt_end(&self, id: &RunId) -> bool {
-        let same = |ended: &RunId| {
+    fn may_predate_halt_end(&self, id: &KeyQueueId) -> bool {
+        let same = |ended: &KeyQueueId| {
             let whole = id.destination.is_none() || ended.destination.is_none();
             ended.key == id.key && (whole || ended.destination == id.destination)
         };
@@ -81,7 +81,7 @@ struct KeyQueue {
     state: KeyQueueState,
     /// The newest event taken: all events of the key (and destination, if the queue has one) up to
     /// it are in this queue.
-    newest: Reach,
+    newest: KeyProgress,
     /// Whether another node may hold some of the events by now.
     uncertain: bool,
     /// Whether the database refused a verdict: no event of the queue is handled until that verdict
@@ -138,12 +138,12 @@ impl KeyQueues {
     }
 
     /// Marks the start of a read. Returns the newest event of each queue in memory, for
-    /// [`Take::frontiers`](crate::store::Take::frontiers).
-    pub(crate) fn begin_read(&self) -> HashMap<RunId, Reach> {
+    /// [`Take::held_up_to`](crate::store::Take::held_up_to).
+    pub(crate) fn begin_read(&self) -> HashMap<KeyQueueId, KeyProgress> {
         let mut inner = self.inner();
         inner.ended.clear();
         inner.ended_halts.clear();
-        let mut reported: HashMap<RunId, Reach> = HashMap::new();
+        let mut reported: HashMap<KeyQueueId, KeyProgress> = HashMap::new();
         for (KeyQueueRef { id, .. }, queue) in inner.queues.iter().filter(|(_, queue)| !queue.uncertain) {
             let entry = reported.entry(id.clone()).or_insert(queue.newest);
             // A queue of an epoch that is over may be left: then less of the key is known.
@@ -161,7 +161,7 @@ impl KeyQueues {
     }
 
     /// Adds jobs, those of each key in order.
-    pub(crate) fn push(&self, jobs: Vec<(RunId, Job)>) -> Pushed {
+    pub(crate) fn push(&self, jobs: Vec<(KeyQueueId, Job)>) -> Pushed {
         let mut pushed = Pushed::default();
         let mut freed = HashSet::new();
         // Keys with a refused event that all later ones have to wait for.
@@ -194,7 +194,7 @@ impl KeyQueues {
             let queue = inner.queues.entry(target.clone()).or_insert_with(|| KeyQueue {
                 jobs: VecDeque::new(),
                 state: KeyQueueState::Idle,
-                newest: Reach { seq: 0, together: true },
+                newest: KeyProgress { seq: 0, together: true },
                 uncertain: false,
                 refused: false,
                 unsettled: 0,
@@ -388,7 +388,7 @@ mod tests {
     #[test]
     fn a_worker_of_an_epoch_that_is_over_takes_nothing_of_the_next() {
         let queues = KeyQueues::default();
-        let of = |epoch| vec![(RunId::of_key("k"), Job { epoch, ..job("e") })];
+        let of = |epoch| vec![(KeyQueueId::of_key("k"), Job { epoch, ..job("e") })];
         let old = queues.push(of(5)).scheduled.remove(0);
         assert!(matches!(queues.next(&old, |_| NextStep::Handle), NextEvent::Job(_)));
         queues.clear();

@@ -66,7 +66,7 @@ pub use builder::{OneOutbox, PurgeSettings, RelayBuilder};
 pub(crate) use dispatch::Routes;
 
 use self::forward::Outages;
-use self::hot::HotDoor;
+use self::hot::HotPath;
 use self::in_flight::InFlight;
 use self::key_queues::KeyQueues;
 use self::log_relay::{LogRelay, LogRelayHandle};
@@ -78,9 +78,9 @@ use self::settle::{EventVerdict, SettleQueue, SettleRequest, Settler};
 use self::stats::{Observation, RelayStats};
 use self::supervise::Supervisor;
 use self::take::{DueTimer, Taker};
-use self::tx_dispatch::AnyOutbox;
+use self::tx_dispatch::ErasedOutbox;
 use crate::error::{Error, Result};
-use crate::fleet::share::Place;
+use crate::fleet::share::FleetLimits;
 use crate::metrics::Metrics;
 use crate::poison::CrashGuard;
 use crate::store::{Claim, Delivery, NodeId, RelayHealth, RelayTask, Settlement, SharedStore, Verdict};
@@ -140,9 +140,9 @@ pub(crate) struct Engine {
     pub(crate) settings: RelaySettings,
     pub(crate) routes: Arc<Routes>,
     /// Source of the transactions of handlers.
-    pub(crate) outbox: Option<AnyOutbox>,
+    pub(crate) outbox: Option<ErasedOutbox>,
     /// Limits of the fleet that the database belongs to, if any.
-    pub(crate) fleet: Option<Place>,
+    pub(crate) fleet: Option<FleetLimits>,
     pub(crate) metrics: Metrics,
     pub(crate) queues: Queues,
     pub(crate) in_flight: InFlight,
@@ -231,7 +231,7 @@ impl Engine {
 #[must_use = "a relay that is dropped stops"]
 pub struct Relay {
     handle: Handle,
-    door: HotDoor,
+    door: HotPath,
     /// Cancelled to stop the relay.
     quit: CancellationToken,
     /// Runs until the relay is stopped or a task has failed for good; then shuts down.
@@ -295,7 +295,7 @@ impl Relay {
         source: OneOutbox,
         settings: RelaySettings,
         routes: Arc<Routes>,
-        fleet: Option<Place>,
+        fleet: Option<FleetLimits>,
     ) -> Result<Self> {
         let OneOutbox { store, door, outbox } = source;
         if let Some(error) = routes.misfit(outbox.as_ref()) {
@@ -574,7 +574,7 @@ fn shared<T>(state: T) -> Arc<tokio::sync::Mutex<T>> {
 /// Waits until the relay has to stop or a task has failed for good, and shuts it down.
 async fn run_until_stopped(
     engine: Arc<Engine>,
-    door: HotDoor,
+    door: HotPath,
     tasks: Tasks,
     quit: CancellationToken,
     ended: watch::Sender<bool>,
@@ -605,7 +605,7 @@ async fn run_until_stopped(
 /// Time for cancelled handlers to end.
 const CANCEL_GRACE: Duration = Duration::from_secs(1);
 
-async fn shut_down(engine: Arc<Engine>, door: HotDoor, tasks: Tasks) -> Result<()> {
+async fn shut_down(engine: Arc<Engine>, door: HotPath, tasks: Tasks) -> Result<()> {
     door.close(&engine);
     engine.stop.cancel();
     for task in [tasks.purge, tasks.taker].into_iter().flatten() {

@@ -124,15 +124,15 @@ async fn keep_announcing(engine: &Engine) {
     }
 }
 
-/// Resolves once a counter has changed, but not more often than `Node::COUNTS_SAID`.
+/// Resolves once a counter has changed, but not more often than `Node::COUNTS_INTERVAL`.
 async fn counts_changed(engine: &Engine) {
-    tokio::time::sleep(Node::COUNTS_SAID).await;
+    tokio::time::sleep(Node::COUNTS_INTERVAL).await;
     engine.stats.changed().await;
 }
 
-/// Resolves once an error has begun or ended, but not more often than `Node::COUNTS_SAID`.
+/// Resolves once an error has begun or ended, but not more often than `Node::COUNTS_INTERVAL`.
 async fn health_changed(engine: &Engine) {
-    tokio::time::sleep(Node::COUNTS_SAID).await;
+    tokio::time::sleep(Node::COUNTS_INTERVAL).await;
     engine.monitor.changed().await;
 }
 

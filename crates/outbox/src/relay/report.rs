@@ -15,8 +15,8 @@ use crate::error::Error;
 use crate::escape::Escaped;
 use crate::event::EventId;
 use crate::handler::{Cx, Failure, Outcome};
-use crate::join::{JoinError, JoinId, REPORT_PATIENCE, Report, Step};
-use crate::store::{JoinAct, JoinMember};
+use crate::join::{JoinError, JoinId, REPORT_TIMEOUT, Report, Step};
+use crate::store::{JoinCommand, JoinMember};
 
 /// Bounds of the delay before a report is tried again, which is otherwise the age of the report.
 /// Not an attempt: a report must not be dead-lettered because the join's database is down for an
@@ -54,7 +54,7 @@ pub(super) async fn deliver(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure
     }
     let homes = engine.fleet.as_ref().map(|fleet| &*fleet.homes);
     let Some(store) = homes.and_then(|homes| homes.home(&home)) else {
-        if age > REPORT_PATIENCE {
+        if age > REPORT_TIMEOUT {
             return Err(Failure::dead(
                 "the join's database has been unknown to this relay for a day: replay this report \
                  when a fleet has it",
@@ -64,7 +64,7 @@ pub(super) async fn deliver(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure
         tracing::warn!(store, event = %Escaped(event), home, join = %Escaped(&join), "the join's database is unknown to this relay: the relay of a fleet that has it delivers the report");
         return Ok(Outcome::RetryAfter(pause(age)));
     };
-    let act = JoinAct::Report { join, step, became };
+    let act = JoinCommand::Report { join, step, became };
     match store.join(&act).await {
         Ok(acted) => {
             if let Some(homes) = homes.filter(|_| acted.wrote) {
@@ -77,7 +77,7 @@ pub(super) async fn deliver(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure
         Err(error @ Error::Join(JoinError::Full { .. })) => Err(Failure::dead(error)),
         // An unknown join may have been created by a transaction that is still open, but not for
         // ever.
-        Err(error @ Error::Join(_)) if age > REPORT_PATIENCE => Err(Failure::dead(error)),
+        Err(error @ Error::Join(_)) if age > REPORT_TIMEOUT => Err(Failure::dead(error)),
         Err(error) => {
             tracing::warn!(store = engine.name(), event = %Escaped(cx.id()), home, %error, "could not report a step to its join");
             Ok(Outcome::RetryAfter(pause(age)))
@@ -92,13 +92,13 @@ fn age(cx: &Cx) -> Duration {
 }
 
 /// Outcome of a report whose step could not be read. Transient errors are retried without end.
-/// Other errors are retried for [`REPORT_PATIENCE`]: a missing privilege, an unfinished migration
+/// Other errors are retried for [`REPORT_TIMEOUT`]: a missing privilege, an unfinished migration
 /// or a pool that closes while the relay stops must not dead-letter a genuine report.
 fn unverified(error: &Error, age: Duration) -> Result<Outcome, Failure> {
     if error.is_transient() {
         return Ok(Outcome::RetryAfter(SOONEST));
     }
-    if age > REPORT_PATIENCE {
+    if age > REPORT_TIMEOUT {
         return Err(Failure::dead(format!("the join report could not be verified for a day: {error}")));
     }
     Ok(Outcome::RetryAfter(pause(age)))
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_report_that_cannot_be_verified_is_dead_after_a_day_unless_the_error_is_transient() {
-        let (young, old) = (Duration::from_secs(60), REPORT_PATIENCE + Duration::from_secs(1));
+        let (young, old) = (Duration::from_secs(60), REPORT_TIMEOUT + Duration::from_secs(1));
         let away = Error::Unavailable { store: "acme".to_owned(), reason: "no answer".to_owned() };
         for age in [young, old] {
             assert_eq!(unverified(&away, age), Ok(Outcome::RetryAfter(SOONEST)));

@@ -17,7 +17,7 @@ use super::sync::explore;
 use super::tests::job;
 use super::{Job, fence};
 use crate::event::EventId;
-use crate::store::RunId;
+use crate::store::KeyQueueId;
 
 const EPOCH: i64 = 1;
 
@@ -260,7 +260,7 @@ fn the_events_of_a_key_are_handled_in_order_also_when_one_is_not_done() {
                 return;
             }
             let Pushed { scheduled, refused } =
-                key_queues.push(jobs.into_iter().map(|job| (RunId::of_key(KEY), job)).collect());
+                key_queues.push(jobs.into_iter().map(|job| (KeyQueueId::of_key(KEY), job)).collect());
             queues.push_cold(scheduled.into_iter().map(WorkUnit::Key).collect());
             refused.iter().for_each(|job| in_flight.forget(job.delivery.event.id(), job.fence()));
             queues.uncount_cold(refused.len());

@@ -21,8 +21,8 @@ use crate::destination::Breaker;
 use crate::error::Result;
 use crate::escape::Escaped;
 use crate::event::EventId;
-use crate::fleet::share::Turn;
-use crate::store::{Cursor, Holder, Origin, RelayTask, Routed, RunId, Settlement, Take, Taken, Verdict};
+use crate::fleet::share::PollTurn;
+use crate::store::{Cursor, Holder, KeyQueueId, Origin, RelayTask, Routed, Settlement, Take, Taken, Verdict};
 
 /// After a full pass that took some time, the next one comes no sooner than this many times that
 /// time …
@@ -331,7 +331,7 @@ impl Taker {
                     let Some(taken) = self.resume_keys(resumable, capacity).await? else {
                         return Ok((total, PassEnd::NotHeld));
                     };
-                    Turn::gave(&mut turn, taken);
+                    PollTurn::gave(&mut turn, taken);
                     total += taken;
                     continue;
                 }
@@ -349,7 +349,7 @@ impl Taker {
             else {
                 return Ok((total, PassEnd::NotHeld));
             };
-            Turn::gave(&mut turn, taken);
+            PollTurn::gave(&mut turn, taken);
             total += taken;
             if full {
                 self.full = Some((began, Duration::ZERO));
@@ -530,7 +530,7 @@ impl Taker {
         }
         engine.in_flight.begin_read();
         let take = Take {
-            frontiers: engine.key_queues.begin_read(),
+            held_up_to: engine.key_queues.begin_read(),
             together: true,
             by,
             from,
@@ -559,7 +559,7 @@ impl Taker {
         engine.monitor.succeeded(RelayTask::Take);
         if self.may_split {
             let seen = taken.deliveries.iter().map(|d| d.event.event_type().as_str());
-            for event_type in seen.chain(taken.behind_types.iter().map(String::as_str)) {
+            for event_type in seen.chain(taken.skipped_types.iter().map(String::as_str)) {
                 if self.types.len() < MOST_TYPES && !self.types.contains(event_type) {
                     self.types.insert(event_type.to_owned());
                 }
@@ -667,7 +667,7 @@ impl Taker {
                 Some(key) => {
                     let destination =
                         take.destinations.get(job.delivery.event.event_type().as_str()).copied();
-                    keyed.push((RunId { key, destination }, job));
+                    keyed.push((KeyQueueId { key, destination }, job));
                 }
                 None => units.push(WorkUnit::One(job)),
             }

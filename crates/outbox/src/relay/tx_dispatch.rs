@@ -28,16 +28,16 @@ const DATABASE_RETRY: Duration = Duration::from_secs(1);
 const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An outbox whose database type is erased.
-pub(crate) type AnyOutbox = Arc<dyn Any + Send + Sync>;
+pub(crate) type ErasedOutbox = Arc<dyn Any + Send + Sync>;
 
 /// A handler that gets a transaction, whatever the database.
 #[async_trait]
 pub(crate) trait TxDispatch: Send + Sync {
     /// Error if this outbox has no transactions for the handler.
-    fn check_compatible(&self, outbox: Option<&AnyOutbox>) -> Option<Error>;
+    fn check_compatible(&self, outbox: Option<&ErasedOutbox>) -> Option<Error>;
 
     /// Handles and settles.
-    async fn run(&self, outbox: Option<&AnyOutbox>, cx: Cx, settling: &SettleOnCommit<'_>) -> TxOutcome;
+    async fn run(&self, outbox: Option<&ErasedOutbox>, cx: Cx, settling: &SettleOnCommit<'_>) -> TxOutcome;
 }
 
 /// How the transaction settles the event.
@@ -110,7 +110,7 @@ impl<DB: Database> Transactional<DB> {
 
 #[async_trait]
 impl<DB: Database> TxDispatch for Transactional<DB> {
-    fn check_compatible(&self, outbox: Option<&AnyOutbox>) -> Option<Error> {
+    fn check_compatible(&self, outbox: Option<&ErasedOutbox>) -> Option<Error> {
         let fits = outbox.is_some_and(|outbox| outbox.is::<Outbox<DB>>());
         (!fits).then(|| {
             let database = DB::NAME;
@@ -120,7 +120,7 @@ impl<DB: Database> TxDispatch for Transactional<DB> {
         })
     }
 
-    async fn run(&self, outbox: Option<&AnyOutbox>, cx: Cx, settling: &SettleOnCommit<'_>) -> TxOutcome {
+    async fn run(&self, outbox: Option<&ErasedOutbox>, cx: Cx, settling: &SettleOnCommit<'_>) -> TxOutcome {
         let Some(outbox) = outbox.and_then(|outbox| outbox.downcast_ref::<Outbox<DB>>()) else {
             let wanted = format!(
                 "the handler needs a transaction of {}, but the event is in another database",

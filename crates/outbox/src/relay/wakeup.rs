@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::store::{RelayTask, Watch};
+use crate::store::{InsertNotifier, RelayTask};
 
 /// Pause after a notification: under load the relay polls, and writers need not notify.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
@@ -48,7 +48,7 @@ pub(super) async fn listen(engine: Arc<Engine>) {
     }
 }
 
-async fn watch_inserts(engine: &Engine, watch: &mut dyn Watch) -> Result<()> {
+async fn watch_inserts(engine: &Engine, watch: &mut dyn InsertNotifier) -> Result<()> {
     let mut pause = SHORTEST_PAUSE;
     loop {
         // A standby relay takes nothing, and must not keep the watch lock from the active relay.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::file::{OTHER_NAMES, variable};
 use super::*;
-use crate::log::{LogPublisher, Topic};
+use crate::log::{Topic, TracingPublisher};
 use crate::relay::{PurgeSettings, RelayBuilder};
 use crate::retry::RetryPolicy;
 use crate::store::{Completion, OnDead};
@@ -425,7 +425,10 @@ prefix = "shop"
     assert_eq!((relay.handler_timeout, relay.drain, relay.linger), (6 * SEC, 7 * SEC, SEC / 125));
     assert_eq!((relay.poll_interval, relay.skip_recent), (9 * SEC, 11 * SEC));
     assert_eq!((relay.lease, relay.presence, relay.node.as_str()), (12 * SEC, 13 * SEC, "me"));
-    assert_eq!((relay.pair_lease, relay.log_watch, &*relay.metrics_prefix), (22 * SEC, 23 * SEC, "shop"));
+    assert_eq!(
+        (relay.subscription_lease, relay.log_watch, &*relay.metrics_prefix),
+        (22 * SEC, 23 * SEC, "shop")
+    );
     let purge =
         PurgeSettings::default().retention(14 * SEC).every(15 * SEC).batch(16).dead_retention(17 * SEC);
     let purge = purge.inbox_retention(18 * SEC).attempts_retention(19 * SEC);
@@ -435,11 +438,11 @@ prefix = "shop"
     assert_eq!(delays(relay.retry.as_deref().unwrap()), expected);
     assert_eq!(delays(relay.publish_retry.as_deref().unwrap()), expected);
 
-    let pair = Topic::new("t").to(LogPublisher::new());
-    let pace = pair.clone().or(&relay.pair_defaults).pace();
+    let pair = Topic::new("t").to(TracingPublisher::new());
+    let pace = pair.clone().or(&relay.subscription_defaults).pace();
     assert_eq!((pace.batch, pace.interval, pace.timeout), (24, 25 * SEC, 26 * SEC));
     assert_eq!((pace.idle_after, pace.idle_multiplier, pace.idle_max), (27, 2.8, 29 * SEC));
-    let own = pair.batch(7).interval(SEC).or(&relay.pair_defaults).pace();
+    let own = pair.batch(7).interval(SEC).or(&relay.subscription_defaults).pace();
     assert_eq!((own.batch, own.interval, own.timeout), (7, SEC, 26 * SEC), "its own go before");
 }
 
@@ -459,7 +462,7 @@ async fn a_retry_setting_leaves_the_others_unchanged_for_handlers_and_publishers
 #[tokio::test]
 async fn backoff_that_is_not_enabled_never_grows() {
     let builder = relay(&settings("[backoff]\nenabled = false\nthreshold = 1\n")).await;
-    let pace = Topic::new("t").to(LogPublisher::new()).or(&builder.settings.pair_defaults).pace();
+    let pace = Topic::new("t").to(TracingPublisher::new()).or(&builder.settings.subscription_defaults).pace();
     assert_eq!(pace.idle_wait(1_000_000), pace.every);
 }
 

@@ -9,13 +9,13 @@ use super::store::SqlStore;
 use crate::error::Result;
 use crate::event::EventId;
 use crate::store::{
-    AdminStore, Attempt, Audit, BlockedKeys, Breakdown, Deed, Edit, EventMetadata, NodeId, Overview, Page,
-    PageAsk, Released, Shelf, UnroutedEvents,
+    AdminStore, Attempt, Audit, AuditEntry, BlockedKeys, Breakdown, Edit, EventMetadata, NodeId, Overview,
+    Page, PageRequest, Released, StatusGroup, UnroutedEvents,
 };
 
 #[async_trait]
 impl<DB: Database> AdminStore for SqlStore<DB> {
-    async fn page(&self, ask: &PageAsk) -> Result<Page> {
+    async fn page(&self, ask: &PageRequest) -> Result<Page> {
         self.read_page(ask).await
     }
 
@@ -31,7 +31,7 @@ impl<DB: Database> AdminStore for SqlStore<DB> {
         self.see_overview(most).await
     }
 
-    async fn breakdown(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown> {
+    async fn breakdown(&self, shelf: StatusGroup, look_at: usize) -> Result<Breakdown> {
         self.break_down(shelf, look_at).await
     }
 
@@ -63,11 +63,11 @@ impl<DB: Database> AdminStore for SqlStore<DB> {
         self.release_all_of(node).await
     }
 
-    async fn audit(&self, deed: &Deed) -> Result<i64> {
+    async fn audit(&self, deed: &AuditEntry) -> Result<i64> {
         self.retried(|| self.write_deed(deed)).await
     }
 
-    async fn audited(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()> {
+    async fn finish_audit(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()> {
         self.write_outcome(id, outcome, count).await
     }
 

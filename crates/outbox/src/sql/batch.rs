@@ -398,7 +398,7 @@ impl<DB: Database> SqlStore<DB> {
 
 /// What is in the way of a run, for one who holds events by these lists.
 pub(super) fn in_the_way(take: &Take, owner: &NodeId, mine: &[i64], values: &mut Vec<Value>) -> String {
-    let apart = take.frontiers.iter().filter(|(_, reach)| !reach.together).map(|(run, _)| &*run.key);
+    let apart = take.held_up_to.iter().filter(|(_, reach)| !reach.together).map(|(run, _)| &*run.key);
     let mut text = IN_THE_WAY.to_owned();
     for (slot, value) in [
         ("{apart}", Value::texts(apart)),

@@ -7,7 +7,7 @@ use super::dialect::{Database, Value};
 use super::store::SqlStore;
 use crate::error::Result;
 use crate::event::{EventId, Payload};
-use crate::store::{Audit, Deed, Edit, NodeId, short, short_error};
+use crate::store::{Audit, AuditEntry, Edit, NodeId, short, short_error};
 
 /// Dead events hold no lease, and a settlement that is still on its way finds them dead: the status is fence enough.
 const SKIP: &str =
@@ -51,8 +51,8 @@ impl<DB: Database> SqlStore<DB> {
         Ok(self.run(EDIT_HEADERS, values).await? > 0)
     }
 
-    pub(super) async fn write_deed(&self, deed: &Deed) -> Result<i64> {
-        let Deed { actor, via, action, target, details } = deed;
+    pub(super) async fn write_deed(&self, deed: &AuditEntry) -> Result<i64> {
+        let AuditEntry { actor, via, action, target, details } = deed;
         let values = vec![
             Value::text(short(actor, 255)),
             Value::text(short(via, 64)),

@@ -15,7 +15,7 @@ use super::warm::{Begin, Warm};
 use crate::connect::Pooler;
 use crate::error::{Error, Result};
 use crate::event::{AggregateType, EVENT_OVERHEAD, Event};
-use crate::store::{Completion, Holder, Listener, NodeId, OnDead, Watch};
+use crate::store::{AppendNotifier, Completion, Holder, InsertNotifier, NodeId, OnDead};
 
 /// A database that an [`Outbox`](crate::Outbox) can live in. Implemented for sqlx's `Postgres`, `MySql`
 /// and `Sqlite`; sealed.
@@ -439,7 +439,7 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     }
 
     /// Whether processes can tell each other that there is something new.
-    const RINGS: bool = false;
+    const NOTIFIES: bool = false;
 
     /// Says that a node runs: `$1` is its name, `$2` its state.
     const ANNOUNCE: &'static str;
@@ -453,7 +453,7 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         Self::ANNOUNCE_AND_FORGET
     }
 
-    /// The whole of [`tend`](crate::log::PairStore::tend): `$1` is the node, `$2` its lease in microseconds, `$3` the name of its
+    /// The whole of [`tend`](crate::log::SubscriptionStore::tend): `$1` is the node, `$2` its lease in microseconds, `$3` the name of its
     /// heartbeat. Returns pairs, and nodes as pairs without a status; `None` where that needs more than one statement.
     const TEND: Option<&'static str> = None;
 
@@ -461,7 +461,7 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     fn watch(
         _options: Options<Self>,
         _names: &Names,
-    ) -> impl Future<Output = Result<Option<Box<dyn Watch>>>> + Send {
+    ) -> impl Future<Output = Result<Option<Box<dyn InsertNotifier>>>> + Send {
         async { Ok(None) }
     }
 
@@ -470,7 +470,7 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         _options: Options<Self>,
         _names: &Names,
         _channel: &str,
-    ) -> impl Future<Output = Result<Option<Box<dyn Listener>>>> + Send {
+    ) -> impl Future<Output = Result<Option<Box<dyn AppendNotifier>>>> + Send {
         async { Ok(None) }
     }
 

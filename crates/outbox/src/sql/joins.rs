@@ -14,9 +14,9 @@ use crate::error::{Error, Result};
 use crate::escape::Escaped;
 use crate::event::{Event, EventId};
 use crate::join::{
-    Change, Decision, Join, JoinError, JoinId, JoinStatus, NewJoin, REPORT_PATIENCE, Report, Step,
+    CounterChange, FollowUp, Join, JoinError, JoinId, JoinStatus, NewJoin, REPORT_TIMEOUT, Report, Step,
 };
-use crate::store::{Acted, JoinAct, JoinFilter, JoinMember, Store};
+use crate::store::{JoinCommand, JoinFilter, JoinMember, JoinOutcome, Store};
 
 const JOIN: &str = "join_id, grouping_key, {int expected_steps}, {int attached_steps}, {int completed_steps}, \
     {int failed_steps}, {int status}, metadata, {int strict}, created_at, updated_at, on_complete, on_fail";
@@ -96,7 +96,7 @@ impl Row {
     }
 
     /// Whether the same was decided before.
-    fn has(&self, decision: &Decision) -> Result<bool> {
+    fn has(&self, decision: &FollowUp) -> Result<bool> {
         let like = |text: &Option<String>, event: &Option<Event>| -> Result<bool> {
             Ok(match (text, event) {
                 (None, None) => true,
@@ -112,21 +112,21 @@ impl Row {
 
 impl<DB: Database> SqlStore<DB> {
     /// Does something to a join in the transaction of this connection.
-    pub(crate) async fn join_on(&self, conn: &mut DB::Connection, act: &JoinAct) -> Result<Acted> {
+    pub(crate) async fn join_on(&self, conn: &mut DB::Connection, act: &JoinCommand) -> Result<JoinOutcome> {
         let acted = match act {
-            JoinAct::Start { id, join } => self.start(conn, id, join).await,
-            JoinAct::Attach { join, home, steps } if home.is_empty() || home == Store::name(self) => {
+            JoinCommand::Start { id, join } => self.start(conn, id, join).await,
+            JoinCommand::Attach { join, home, steps } if home.is_empty() || home == Store::name(self) => {
                 self.attach(conn, join, steps).await
             }
-            JoinAct::Attach { join, home, steps } => self.attach_away(conn, join, home, steps).await,
-            JoinAct::Report { join, step, became } => self.report(conn, join, step, *became).await,
-            JoinAct::Wait { join, decision } => self.decide(conn, join, decision).await,
-            JoinAct::Cancel { join } => self.give_up(conn, join).await,
+            JoinCommand::Attach { join, home, steps } => self.attach_away(conn, join, home, steps).await,
+            JoinCommand::Report { join, step, became } => self.report(conn, join, step, *became).await,
+            JoinCommand::Wait { join, decision } => self.decide(conn, join, decision).await,
+            JoinCommand::Cancel { join } => self.give_up(conn, join).await,
         };
         acted.map_err(|e| self.explain(e))
     }
 
-    async fn start(&self, conn: &mut DB::Connection, id: &JoinId, join: &NewJoin) -> Result<Acted> {
+    async fn start(&self, conn: &mut DB::Connection, id: &JoinId, join: &NewJoin) -> Result<JoinOutcome> {
         join.check()?;
         let values = vec![
             Value::text(id.as_str()),
@@ -136,22 +136,22 @@ impl<DB: Database> SqlStore<DB> {
         ];
         DB::run(conn, self.render(START), values).await?;
         let row = self.lock_join(conn, id).await?;
-        Ok(Acted { join: Some(row.join), wrote: false })
+        Ok(JoinOutcome { join: Some(row.join), wrote: false })
     }
 
-    async fn attach(&self, conn: &mut DB::Connection, id: &JoinId, steps: &[EventId]) -> Result<Acted> {
+    async fn attach(&self, conn: &mut DB::Connection, id: &JoinId, steps: &[EventId]) -> Result<JoinOutcome> {
         let settled = self.lock_steps(conn, steps).await?;
         let mut row = self.lock_join(conn, id).await?;
         let new = self.not_attached(conn, id, &settled).await?;
         if new.is_empty() {
-            return Ok(Acted { join: Some(row.join), wrote: false });
+            return Ok(JoinOutcome { join: Some(row.join), wrote: false });
         }
         room(&row.join, new.len())?;
         let values = vec![Value::text(id.as_str()), Value::text(""), Value::texts(new.iter().copied())];
         DB::run(conn, self.render(ATTACH), values).await?;
         row.join.attached += new.len() as u32;
         for became in new.iter().filter_map(|step| settled[*step]) {
-            row.join.count(Change::of(None, became).unwrap_or_default());
+            row.join.count(CounterChange::of(None, became).unwrap_or_default());
         }
         self.write_joins(conn, vec![row]).await
     }
@@ -163,11 +163,11 @@ impl<DB: Database> SqlStore<DB> {
         id: &JoinId,
         home: &str,
         steps: &[EventId],
-    ) -> Result<Acted> {
+    ) -> Result<JoinOutcome> {
         let settled = self.lock_steps(conn, steps).await?;
         let new = self.not_attached(conn, id, &settled).await?;
         if new.is_empty() {
-            return Ok(Acted::default());
+            return Ok(JoinOutcome::default());
         }
         let values = vec![Value::text(id.as_str()), Value::text(home), Value::texts(new.iter().copied())];
         DB::run(conn, self.render(ATTACH), values).await?;
@@ -176,7 +176,7 @@ impl<DB: Database> SqlStore<DB> {
             settled[*step].map(report)
         });
         let reports = reports.collect::<Result<Vec<_>>>()?;
-        Ok(Acted { join: None, wrote: self.insert_all(conn, reports).await? })
+        Ok(JoinOutcome { join: None, wrote: self.insert_all(conn, reports).await? })
     }
 
     async fn report(
@@ -185,7 +185,7 @@ impl<DB: Database> SqlStore<DB> {
         id: &JoinId,
         step: &EventId,
         became: Step,
-    ) -> Result<Acted> {
+    ) -> Result<JoinOutcome> {
         // Locks the event, if it is here.
         DB::run(conn, self.render(MARK_ONE), vec![Value::text(step.as_str())]).await?;
         let mut row = self.lock_join(conn, id).await?;
@@ -198,7 +198,7 @@ impl<DB: Database> SqlStore<DB> {
         };
         let change = match &member {
             Some((before, home)) if home.as_ref().is_none_or(String::is_empty) => {
-                let change = Change::of(*before, became);
+                let change = CounterChange::of(*before, became);
                 if change.is_some() {
                     DB::run(conn, self.render(REPORT), values).await?;
                 }
@@ -210,18 +210,23 @@ impl<DB: Database> SqlStore<DB> {
                 let statement = if found.is_some() { REPORT } else { ATTACH_ONE };
                 DB::run(conn, self.render(statement), values).await?;
                 row.join.attached += 1;
-                Change::of(None, became)
+                CounterChange::of(None, became)
             }
         };
-        let Some(change) = change else { return Ok(Acted { join: Some(row.join), wrote: false }) };
+        let Some(change) = change else { return Ok(JoinOutcome { join: Some(row.join), wrote: false }) };
         row.join.count(change);
         self.write_joins(conn, vec![row]).await
     }
 
-    async fn decide(&self, conn: &mut DB::Connection, id: &JoinId, decision: &Decision) -> Result<Acted> {
+    async fn decide(
+        &self,
+        conn: &mut DB::Connection,
+        id: &JoinId,
+        decision: &FollowUp,
+    ) -> Result<JoinOutcome> {
         let mut row = self.lock_join(conn, id).await?;
         if row.has(decision)? {
-            return Ok(Acted { join: Some(row.join), wrote: false });
+            return Ok(JoinOutcome { join: Some(row.join), wrote: false });
         }
         if row.join.status != JoinStatus::Pending {
             return Err(JoinError::Closed { id: id.clone(), status: row.join.status }.into());
@@ -243,13 +248,13 @@ impl<DB: Database> SqlStore<DB> {
         if row.join.is_complete() {
             return self.write_joins(conn, vec![row]).await;
         }
-        Ok(Acted { join: Some(row.join), wrote: false })
+        Ok(JoinOutcome { join: Some(row.join), wrote: false })
     }
 
-    async fn give_up(&self, conn: &mut DB::Connection, id: &JoinId) -> Result<Acted> {
+    async fn give_up(&self, conn: &mut DB::Connection, id: &JoinId) -> Result<JoinOutcome> {
         let mut row = self.lock_join(conn, id).await?;
         if row.join.status != JoinStatus::Pending {
-            return Ok(Acted { join: Some(row.join), wrote: false });
+            return Ok(JoinOutcome { join: Some(row.join), wrote: false });
         }
         row.join.status = JoinStatus::Cancelled;
         self.write_joins(conn, vec![row]).await
@@ -268,13 +273,13 @@ impl<DB: Database> SqlStore<DB> {
         };
         let all: BTreeSet<&str> = became.keys().copied().collect();
         let members = DB::fetch(conn, self.render(MEMBERS), vec![Value::texts(all)]).await?;
-        let mut changes: BTreeMap<String, Vec<Change>> = BTreeMap::new();
+        let mut changes: BTreeMap<String, Vec<CounterChange>> = BTreeMap::new();
         let mut reports = Vec::new();
         for member in &members {
             let (Some(join), Some(step)) = (DB::text(member, 0)?, DB::text(member, 1)?) else { continue };
             let Some(now) = became.get(step.as_str()).copied() else { continue };
             let before = Step::from_code(DB::int(member, 2)?.unwrap_or_default());
-            let Some(change) = Change::of(before, now) else { continue };
+            let Some(change) = CounterChange::of(before, now) else { continue };
             match DB::text(member, 3)?.filter(|home| !home.is_empty()) {
                 None => changes.entry(join).or_default().push(change),
                 Some(home) => reports.push(report_of(&home, &join, &step, now)?),
@@ -299,7 +304,7 @@ impl<DB: Database> SqlStore<DB> {
     }
 
     /// Writes counters, and closes what is to be closed.
-    async fn write_joins(&self, conn: &mut DB::Connection, mut rows: Vec<Row>) -> Result<Acted> {
+    async fn write_joins(&self, conn: &mut DB::Connection, mut rows: Vec<Row>) -> Result<JoinOutcome> {
         let mut follow_ups = Vec::new();
         for row in &mut rows {
             follow_ups.extend(row.close());
@@ -332,7 +337,7 @@ impl<DB: Database> SqlStore<DB> {
             follow_ups.retain(|event| !there.contains(event.id().as_str()));
         }
         let wrote = self.insert_all(conn, follow_ups).await?;
-        Ok(Acted { join: rows.pop().map(|row| row.join), wrote })
+        Ok(JoinOutcome { join: rows.pop().map(|row| row.join), wrote })
     }
 
     /// Writes events that nobody has a place for. Returns whether there were any.
@@ -492,7 +497,7 @@ impl<DB: Database> SqlStore<DB> {
         let (steps_too, away) = (&[PURGE_STEPS, PURGE][..], &[PURGE_AWAY][..]);
         let joins = self.purge_listed(conn, CLOSED, steps_too, older_than, limit).await?;
         // A report is believed only while the row of its step is there.
-        self.purge_listed(conn, AWAY, away, older_than.max(REPORT_PATIENCE), limit).await?;
+        self.purge_listed(conn, AWAY, away, older_than.max(REPORT_TIMEOUT), limit).await?;
         Ok(joins)
     }
 

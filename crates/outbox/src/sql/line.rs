@@ -17,8 +17,8 @@ use super::dialect::{Dialect, Options};
 use super::names::Names;
 use super::sessions::Sessions;
 use super::warm::{begin_with, leave_transaction};
-use crate::error::{Result, Told};
-use crate::store::Watch;
+use crate::error::{RedactedError, Result};
+use crate::store::InsertNotifier;
 
 /// How long closing a connection may take before it is just dropped.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -71,7 +71,11 @@ impl<DB: Dialect> Line<DB> {
     }
 
     /// A watch whose connection counts; `None` if there are enough of them, or the database has none.
-    pub(crate) async fn watch(&self, options: Options<DB>, names: &Names) -> Result<Option<Box<dyn Watch>>> {
+    pub(crate) async fn watch(
+        &self,
+        options: Options<DB>,
+        names: &Names,
+    ) -> Result<Option<Box<dyn InsertNotifier>>> {
         let Some(lookout) = self.seat.budget.lookout().await else { return Ok(None) };
         let Some(watch) = DB::watch(options, names).await? else { return Ok(None) };
         Ok(Some(Box::new(FleetWatch { inner: Some((watch, lookout)), closing: self.closing.clone() })))
@@ -109,7 +113,7 @@ impl<DB: Dialect> Line<DB> {
                 Ok(Borrowed::new(self, conn, ticket))
             }
             Ok(Err(error)) => {
-                self.seat.is_in_trouble(&Told(&error).to_string());
+                self.seat.is_in_trouble(&RedactedError(&error).to_string());
                 Err(error)
             }
             Err(_) => Err(self.hangs()),
@@ -268,18 +272,18 @@ impl<DB: Dialect> Borrowed<DB> {
 
 /// The watch of a database in a fleet. Its connection counts like others, until it is closed.
 pub(super) struct FleetWatch {
-    inner: Option<(Box<dyn Watch>, Lookout)>,
+    inner: Option<(Box<dyn InsertNotifier>, Lookout)>,
     closing: Arc<RwLock<()>>,
 }
 
 impl FleetWatch {
-    fn watch(&mut self) -> &mut dyn Watch {
+    fn watch(&mut self) -> &mut dyn InsertNotifier {
         &mut *self.inner.as_mut().expect(INNER).0
     }
 }
 
 #[async_trait]
-impl Watch for FleetWatch {
+impl InsertNotifier for FleetWatch {
     async fn is_ours(&mut self) -> Result<bool> {
         self.watch().is_ours().await
     }

@@ -10,7 +10,7 @@ use super::store::SqlStore;
 use super::window::headers;
 use crate::error::{DecodeError, Result};
 use crate::event::{AggregateType, Due, Event, EventId, EventType, JSON, Parts, Payload};
-use crate::explain::{Circumstances, MOST_COUNTED};
+use crate::explain::{DeliveryFacts, MAX_COUNTED};
 use crate::store::{EventMetadata, Filter, MAX_ERROR, NodeId, Status, Store, StoredEvent};
 
 /// Headers of more bytes than this are not read to see whether they can be decoded.
@@ -84,26 +84,26 @@ impl<DB: Database> SqlStore<DB> {
         })
     }
 
-    /// The first event that matches, as [`Circumstances`] has it.
+    /// The first event that matches, as [`DeliveryFacts`] has it.
     async fn first_without_payload(&self, filter: &Filter) -> Result<Option<StoredEvent>> {
         Ok(self.first_metadata(filter).await?.map(without_payload))
     }
 
-    pub(super) async fn look_around(&self, id: &EventId) -> Result<Circumstances> {
+    pub(super) async fn look_around(&self, id: &EventId) -> Result<DeliveryFacts> {
         let event = self.read_metadata(id).await?.map(without_payload);
         // The time after the event: what is due was due when it was read.
         let rows = self.fetch(sql::SURROUNDINGS, Vec::new()).await?;
-        let mut circumstances = Circumstances::default();
+        let mut delivery_facts = DeliveryFacts::default();
         if let Some(row) = rows.first() {
-            circumstances.now = DB::time(row, 0)?.unwrap_or_default();
-            circumstances.leader = DB::text(row, 1)?.map(NodeId::from);
-            circumstances.last_settled = DB::time(row, 2)?;
-            circumstances.somebody_holds = DB::int(row, 3)? == Some(1);
+            delivery_facts.now = DB::time(row, 0)?.unwrap_or_default();
+            delivery_facts.leader = DB::text(row, 1)?.map(NodeId::from);
+            delivery_facts.last_settled = DB::time(row, 2)?;
+            delivery_facts.any_leased = DB::int(row, 3)? == Some(1);
         }
-        circumstances.nodes = self.nodes().await?;
+        delivery_facts.nodes = self.nodes().await?;
         let pending = event.as_ref().filter(|event| event.status.is_pending());
         if let Some(event) = pending {
-            circumstances.due_before = self.due_before(event).await?;
+            delivery_facts.due_before = self.due_before(event).await?;
             if let Some(key) = event.event.as_ref().ok().and_then(|event| event.ordering_key()) {
                 let ahead = Filter {
                     ordering_key: Some(key.to_owned()),
@@ -112,18 +112,18 @@ impl<DB: Database> SqlStore<DB> {
                 };
                 // One search for each: only so does every database's index give the first row without a sort.
                 let pending = Filter { pending: true, ..ahead.clone() };
-                circumstances.pending_ahead = self.first_without_payload(&pending).await?;
+                delivery_facts.pending_ahead = self.first_without_payload(&pending).await?;
                 let dead = Filter { status: Some(Status::Dead), ..ahead };
-                circumstances.dead_ahead = self.first_without_payload(&dead).await?;
+                delivery_facts.dead_ahead = self.first_without_payload(&dead).await?;
             }
         }
-        circumstances.event = event;
-        Ok(circumstances)
+        delivery_facts.event = event;
+        Ok(delivery_facts)
     }
 
     async fn due_before(&self, event: &StoredEvent) -> Result<u64> {
         let place = vec![Value::Time(Some(event.available_at)), Value::Int(event.seq)];
-        let rows = self.fetch(&sql::due_before(MOST_COUNTED), place).await?;
+        let rows = self.fetch(&sql::due_before(MAX_COUNTED), place).await?;
         Ok(rows.first().map(|row| DB::int(row, 0)).transpose()?.flatten().unwrap_or_default().unsigned_abs())
     }
 }

@@ -9,8 +9,8 @@ use super::store::SqlStore;
 use crate::error::Result;
 use crate::event::GLOBAL;
 use crate::store::{
-    BlockedKey, BlockedKeys, Breakdown, Counted, EXCLUSIVE, EventRow, MOST_LOOKED_AT, NodeId, NodeRoutes,
-    Overview, Shelf, Store as _, TypeCount, UnroutedEvents, UnroutedType, takers,
+    BlockedKey, BlockedKeys, BoundedCount, Breakdown, EXCLUSIVE, EventRow, MAX_SCAN, NodeId, NodeRoutes,
+    Overview, StatusGroup, Store as _, TypeCount, UnroutedEvents, UnroutedType, takers,
 };
 
 /// Counting of what waits behind a dead event stops here.
@@ -34,7 +34,7 @@ impl<DB: Database> SqlStore<DB> {
         let most = most.min(1_000_000);
         let limit = most + 1;
         let (due, delayed) = (pending("<=", limit), pending(">", limit));
-        let dead = Reading::of::<DB>(Shelf::Dead).numbers(limit);
+        let dead = Reading::of::<DB>(StatusGroup::Dead).numbers(limit);
         let text = format!(
             "SELECT {{now}}, (SELECT x.holder FROM {{leases}} x WHERE x.name = 'exclusive' AND x.held_until > {{now}}), \
              (SELECT e.done_at FROM {{events}} e WHERE e.done_at IS NOT NULL ORDER BY e.done_at DESC LIMIT 1), \
@@ -49,17 +49,17 @@ impl<DB: Database> SqlStore<DB> {
             let (due, delayed) = (number(4)?, number(7)?);
             let counted = due.min(most) + delayed.min(most);
             let among =
-                |found: u64| Counted { count: found.min(counted), more: due > most || delayed > most };
+                |found: u64| BoundedCount { count: found.min(counted), more: due > most || delayed > most };
             overview.now = DB::time(row, 0)?.unwrap_or_default();
             overview.leader = DB::text(row, 1)?.map(NodeId::from);
             overview.last_settled = DB::time(row, 2)?;
             overview.oldest_due =
                 DB::time(row, 3)?.map(|at| (overview.now - at).to_std().unwrap_or_default());
-            overview.due = Counted::upto(due, most);
-            overview.delayed = Counted::upto(delayed, most);
+            overview.due = BoundedCount::upto(due, most);
+            overview.delayed = BoundedCount::upto(delayed, most);
             overview.retrying = among(number(5)? + number(8)?);
             overview.held = among(number(6)? + number(9)?);
-            overview.dead = Counted::upto(number(10)?, most);
+            overview.dead = BoundedCount::upto(number(10)?, most);
         }
         let (schema, table) = self.schema_and_table();
         let size = DB::size(self.renderer().names());
@@ -71,8 +71,8 @@ impl<DB: Database> SqlStore<DB> {
         Ok(overview)
     }
 
-    pub(super) async fn break_down(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown> {
-        let look_at = look_at.min(MOST_LOOKED_AT);
+    pub(super) async fn break_down(&self, shelf: StatusGroup, look_at: usize) -> Result<Breakdown> {
+        let look_at = look_at.min(MAX_SCAN);
         let reading = Reading::of::<DB>(shelf);
         let own = reading.own;
         let columns = format!("e.event_type, e.created_at, CASE WHEN {own} THEN 1 ELSE 0 END AS hit");
@@ -93,7 +93,7 @@ impl<DB: Database> SqlStore<DB> {
                 breakdown.types.push(TypeCount { event_type, count, oldest: DB::time(&row, 2)? });
             }
         }
-        let looked_at = Counted::upto(breakdown.looked_at, look_at as u64);
+        let looked_at = BoundedCount::upto(breakdown.looked_at, look_at as u64);
         (breakdown.looked_at, breakdown.more) = (looked_at.count, looked_at.more);
         Ok(breakdown)
     }
@@ -104,10 +104,10 @@ impl<DB: Database> SqlStore<DB> {
         if takers.iter().any(|node| !matches!(node.state.routes, NodeRoutes::Only(_))) || takers.is_empty() {
             return Ok(UnroutedEvents::default());
         }
-        let look_at = look_at.min(MOST_LOOKED_AT);
+        let look_at = look_at.min(MAX_SCAN);
         let columns = "e.event_type, e.aggregate_type, e.created_at";
         // One row more, to know whether there is one.
-        let window = Reading::of::<DB>(Shelf::Pending).window(columns, "", "", look_at + 1);
+        let window = Reading::of::<DB>(StatusGroup::Pending).window(columns, "", "", look_at + 1);
         let text = format!(
             "SELECT v.event_type, v.aggregate_type, count(CASE WHEN v.n <= {look_at} THEN 1 END), \
              min(v.created_at), count(*) FROM (\
@@ -133,8 +133,8 @@ impl<DB: Database> SqlStore<DB> {
     }
 
     pub(super) async fn find_blocked_keys(&self, look_at: usize, limit: usize) -> Result<BlockedKeys> {
-        let look_at = look_at.min(MOST_LOOKED_AT);
-        let window = Reading::of::<DB>(Shelf::Dead).window("e.ordering_key AS k", "", "", look_at + 1);
+        let look_at = look_at.min(MAX_SCAN);
+        let window = Reading::of::<DB>(StatusGroup::Dead).window("e.ordering_key AS k", "", "", look_at + 1);
         let rows = self
             .fetch_in_order(&format!("SELECT w.event_id, w.seq, w.k FROM ({window}) w"), Vec::new())
             .await?;
@@ -153,7 +153,7 @@ impl<DB: Database> SqlStore<DB> {
         let mut heads: Vec<(String, i64, String)> =
             firsts.into_iter().map(|(key, (seq, id))| (key, seq, id)).collect();
         heads.sort_unstable_by_key(|(_, seq, _)| *seq);
-        let mut blocked: Vec<(String, String, Counted)> = Vec::new();
+        let mut blocked: Vec<(String, String, BoundedCount)> = Vec::new();
         for some in heads.chunks(KEYS_AT_ONCE) {
             if blocked.len() > limit {
                 break;
@@ -173,7 +173,7 @@ impl<DB: Database> SqlStore<DB> {
     }
 
     /// How many events are pending behind a place in their key. One search each, which ends: a key may be long.
-    async fn count_behind(&self, heads: &[(String, i64, String)]) -> Result<Vec<Counted>> {
+    async fn count_behind(&self, heads: &[(String, i64, String)]) -> Result<Vec<BoundedCount>> {
         let (mut text, mut values) = (String::new(), Vec::new());
         for (n, (key, seq, _)) in heads.iter().enumerate() {
             values.extend([Value::text(key), Value::Int(*seq)]);
@@ -187,13 +187,13 @@ impl<DB: Database> SqlStore<DB> {
                 MOST_BEHIND + 1
             );
         }
-        let mut counts = vec![Counted::default(); heads.len()];
+        let mut counts = vec![BoundedCount::default(); heads.len()];
         for row in self.fetch_in_order(&text, values).await? {
             let number =
                 |n: usize| Ok::<_, sqlx::Error>(DB::int(&row, n)?.unwrap_or_default().unsigned_abs());
             if let Some(counted) = counts.get_mut(number(0)? as usize) {
                 let more = number(2)? > MOST_BEHIND;
-                *counted = Counted { count: number(1)?.min(MOST_BEHIND), more };
+                *counted = BoundedCount { count: number(1)?.min(MOST_BEHIND), more };
             }
         }
         Ok(counts)

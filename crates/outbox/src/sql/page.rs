@@ -8,7 +8,7 @@ use super::statements as sql;
 use super::store::SqlStore;
 use crate::error::{Error, Result};
 use crate::event::{EventId, GLOBAL};
-use crate::store::{Cursor, EventRow, Filter, MOST_LOOKED_AT, NodeId, Page, PageAsk, Shelf, Status};
+use crate::store::{Cursor, EventRow, Filter, MAX_SCAN, NodeId, Page, PageRequest, Status, StatusGroup};
 
 /// What is read of a row, in the order that [`SqlStore::event_row`] expects.
 pub(super) const ROW: &str = "e.event_id, e.seq, e.event_type, e.aggregate_type, e.aggregate_id, e.tenant_id, \
@@ -29,11 +29,13 @@ pub(super) struct Reading {
 
 impl Reading {
     /// A whole shelf.
-    pub(super) fn of<DB: Dialect>(shelf: Shelf) -> Self {
+    pub(super) fn of<DB: Dialect>(shelf: StatusGroup) -> Self {
         let (rows, own, by, time) = match shelf {
-            Shelf::Pending => ("{pending}", "{pending}", "{by events_due}", Some("available_at")),
-            Shelf::Done => ("e.done_at IS NOT NULL", "e.status = 1", "{by events_done}", Some("done_at")),
-            Shelf::Dead => {
+            StatusGroup::Pending => ("{pending}", "{pending}", "{by events_due}", Some("available_at")),
+            StatusGroup::Done => {
+                ("e.done_at IS NOT NULL", "e.status = 1", "{by events_done}", Some("done_at"))
+            }
+            StatusGroup::Dead => {
                 ("{dead}", "{dead}", "{by events_due}", DB::DEAD_BY_TIME.then_some("available_at"))
             }
         };
@@ -41,12 +43,12 @@ impl Reading {
     }
 
     /// The part of a shelf that an index knows to hold all that a filter selects.
-    fn for_filter<DB: Dialect>(shelf: Shelf, filter: &Filter, values: &mut Vec<Value>) -> Self {
+    fn for_filter<DB: Dialect>(shelf: StatusGroup, filter: &Filter, values: &mut Vec<Value>) -> Self {
         let whole = Self::of::<DB>(shelf);
         let unsettled = match shelf {
-            Shelf::Pending => Some("{unsettled pending}"),
-            Shelf::Dead => Some("{unsettled dead}"),
-            Shelf::Done => None,
+            StatusGroup::Pending => Some("{unsettled pending}"),
+            StatusGroup::Dead => Some("{unsettled dead}"),
+            StatusGroup::Done => None,
         };
         if let Some(id) = &filter.id {
             values.push(Value::text(id.as_str()));
@@ -109,7 +111,11 @@ fn is_open(filter: &Filter) -> bool {
 /// The rows of a page and the last row that was looked at: its number among them, whether it matches, the row.
 ///
 /// Found by narrow rows first: payloads, which may be large, are only touched for what is returned.
-pub(super) fn statement<DB: Dialect>(ask: &PageAsk, limit: usize, look_at: usize) -> (String, Vec<Value>) {
+pub(super) fn statement<DB: Dialect>(
+    ask: &PageRequest,
+    limit: usize,
+    look_at: usize,
+) -> (String, Vec<Value>) {
     let filter = counting(&ask.filter);
     let (condition, mut values) = sql::condition(&filter);
     let reading = Reading::for_filter::<DB>(ask.shelf, &filter, &mut values);
@@ -128,7 +134,7 @@ pub(super) fn statement<DB: Dialect>(ask: &PageAsk, limit: usize, look_at: usize
 }
 
 impl<DB: Database> SqlStore<DB> {
-    pub(super) async fn read_page(&self, ask: &PageAsk) -> Result<Page> {
+    pub(super) async fn read_page(&self, ask: &PageRequest) -> Result<Page> {
         if ask.limit == 0 || ask.look_at == 0 {
             return Err(Error::Setting(
                 "a page has at least one row, and looks at one: limit and look_at must be greater than 0"
@@ -139,15 +145,15 @@ impl<DB: Database> SqlStore<DB> {
             // There was one, at most.
             return Ok(Page::default());
         }
-        let limit = ask.limit.min(PageAsk::MOST);
-        let mut look_at = ask.look_at.min(MOST_LOOKED_AT);
-        if ask.shelf != Shelf::Done && is_open(&ask.filter) {
+        let limit = ask.limit.min(PageRequest::MOST);
+        let mut look_at = ask.look_at.min(MAX_SCAN);
+        if ask.shelf != StatusGroup::Done && is_open(&ask.filter) {
             // All of them match. The index of what is done holds what is dead as well.
             look_at = look_at.min(limit + 1);
         }
         let (text, values) = statement::<DB>(ask, limit, look_at);
         let place = |row: &EventRow| Cursor {
-            at: row.done_at.filter(|_| ask.shelf == Shelf::Done).unwrap_or(row.available_at),
+            at: row.done_at.filter(|_| ask.shelf == StatusGroup::Done).unwrap_or(row.available_at),
             seq: row.seq,
         };
         let mut page = Page::default();

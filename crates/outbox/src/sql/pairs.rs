@@ -15,7 +15,10 @@ use super::dialect::{Database, Value};
 use super::statements as sql;
 use super::store::SqlStore;
 use crate::error::Result;
-use crate::log::{Move, PairId, PairState, PairStatus, PairStore, Position, Roll};
+use crate::log::{
+    ClusterView, Position, ProgressUpdate, SubscriptionId, SubscriptionState, SubscriptionStatus,
+    SubscriptionStore,
+};
 use crate::store::{NodeId, short_error};
 
 /// What is read of a pair.
@@ -105,7 +108,7 @@ struct Listed<'a> {
 }
 
 impl<'a> Listed<'a> {
-    fn of(pair: &'a PairId) -> Self {
+    fn of(pair: &'a SubscriptionId) -> Self {
         Self { of_topic: pair.topic(), of_publisher: pair.publisher(), ..Self::default() }
     }
 }
@@ -118,13 +121,13 @@ fn list<'a>(rows: impl Iterator<Item = Listed<'a>>) -> Value {
 }
 
 impl<DB: Database> SqlStore<DB> {
-    fn pair(row: &DB::Row) -> Result<PairState> {
+    fn pair(row: &DB::Row) -> Result<SubscriptionState> {
         let text = |column| Ok::<_, sqlx::Error>(DB::text(row, column)?.unwrap_or_default());
         let (until, now) = (DB::time(row, 8)?, DB::time(row, 10)?);
         let remaining = until.zip(now).and_then(|(until, now)| (until - now).to_std().ok());
-        Ok(PairState {
-            id: PairId::new(text(0)?, text(1)?),
-            status: PairStatus::from_stored(&text(2)?),
+        Ok(SubscriptionState {
+            id: SubscriptionId::new(text(0)?, text(1)?),
+            status: SubscriptionStatus::from_stored(&text(2)?),
             position: Position::new(DB::int(row, 3)?.unwrap_or_default()),
             error_count: u32::try_from(DB::int(row, 4)?.unwrap_or_default()).unwrap_or_default(),
             last_error: DB::text(row, 5)?,
@@ -135,7 +138,12 @@ impl<DB: Database> SqlStore<DB> {
         })
     }
 
-    async fn claim_pairs(&self, node: &NodeId, ttl: Duration, wanted: Value) -> Result<Vec<PairState>> {
+    async fn claim_pairs(
+        &self,
+        node: &NodeId,
+        ttl: Duration,
+        wanted: Value,
+    ) -> Result<Vec<SubscriptionState>> {
         let mut tx = begin_on(&self.pools.relay).await?;
         let rows = DB::fetch(&mut tx, self.render(&format!("{PAIR}{FREE}")), vec![wanted]).await?;
         let mut taken = rows.iter().map(Self::pair).collect::<Result<Vec<_>>>()?;
@@ -181,7 +189,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(())
     }
 
-    async fn tend_at_once(&self, tend: &str, node: &NodeId, ttl: Duration) -> Result<Roll> {
+    async fn tend_at_once(&self, tend: &str, node: &NodeId, ttl: Duration) -> Result<ClusterView> {
         let values = vec![Value::text(node.as_str()), Value::micros(ttl), heartbeat(node)];
         let (mut pairs, mut nodes) = (Vec::new(), Nodes::default());
         for row in self.fetch_written(tend, values).await? {
@@ -200,13 +208,13 @@ impl<DB: Database> SqlStore<DB> {
         let own = format!("log node {node}");
         nodes.dead.retain(|name| name.as_deref() != Some(&*own));
         self.bury(ttl, nodes.dead).await?;
-        Ok(Roll { nodes: nodes.living, pairs })
+        Ok(ClusterView { nodes: nodes.living, pairs })
     }
 }
 
 #[async_trait]
-impl<DB: Database> PairStore for SqlStore<DB> {
-    async fn register(&self, pairs: &[(PairId, bool)]) -> Result<()> {
+impl<DB: Database> SubscriptionStore for SqlStore<DB> {
+    async fn register(&self, pairs: &[(SubscriptionId, bool)]) -> Result<()> {
         if pairs.is_empty() {
             return Ok(());
         }
@@ -215,21 +223,26 @@ impl<DB: Database> PairStore for SqlStore<DB> {
         Ok(())
     }
 
-    async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<Roll> {
+    async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<ClusterView> {
         if let Some(tend) = DB::TEND {
             return self.tend_at_once(tend, node, ttl).await;
         }
         self.beat(node, ttl).await?;
         let renew = format!("{RENEW}{}", DB::in_order(LED));
         self.run(&renew, vec![Value::text(node.as_str()), Value::micros(ttl)]).await?;
-        Ok(Roll { nodes: self.living(ttl).await?, pairs: self.pairs().await? })
+        Ok(ClusterView { nodes: self.living(ttl).await?, pairs: self.pairs().await? })
     }
 
-    async fn pairs(&self) -> Result<Vec<PairState>> {
+    async fn pairs(&self) -> Result<Vec<SubscriptionState>> {
         self.fetch(&format!("{PAIR}{PAIRS}"), Vec::new()).await?.iter().map(Self::pair).collect()
     }
 
-    async fn claim(&self, node: &NodeId, ttl: Duration, pairs: &[PairId]) -> Result<Vec<PairState>> {
+    async fn claim(
+        &self,
+        node: &NodeId,
+        ttl: Duration,
+        pairs: &[SubscriptionId],
+    ) -> Result<Vec<SubscriptionState>> {
         if pairs.is_empty() {
             return Ok(Vec::new());
         }
@@ -237,7 +250,7 @@ impl<DB: Database> PairStore for SqlStore<DB> {
         self.retried(|| self.claim_pairs(node, ttl, wanted.clone())).await
     }
 
-    async fn save(&self, node: &NodeId, moves: &[Move]) -> Result<Vec<PairId>> {
+    async fn save(&self, node: &NodeId, moves: &[ProgressUpdate]) -> Result<Vec<SubscriptionId>> {
         if moves.is_empty() {
             return Ok(Vec::new());
         }
@@ -260,10 +273,14 @@ impl<DB: Database> PairStore for SqlStore<DB> {
         let rows = self.fetch(MOVED, values).await?;
         let names = |row| Ok::<_, sqlx::Error>(DB::text(row, 0)?.zip(DB::text(row, 1)?));
         let moved = rows.iter().map(names).collect::<Result<Vec<_>, _>>()?;
-        Ok(moved.into_iter().flatten().map(|(topic, publisher)| PairId::new(topic, publisher)).collect())
+        Ok(moved
+            .into_iter()
+            .flatten()
+            .map(|(topic, publisher)| SubscriptionId::new(topic, publisher))
+            .collect())
     }
 
-    async fn release(&self, node: &NodeId, pairs: &[(PairId, i64)]) -> Result<()> {
+    async fn release(&self, node: &NodeId, pairs: &[(SubscriptionId, i64)]) -> Result<()> {
         if pairs.is_empty() {
             return Ok(());
         }
@@ -280,12 +297,17 @@ impl<DB: Database> PairStore for SqlStore<DB> {
         Ok(())
     }
 
-    async fn set_status(&self, publisher: &str, topic: Option<&str>, status: PairStatus) -> Result<u64> {
+    async fn set_status(
+        &self,
+        publisher: &str,
+        topic: Option<&str>,
+        status: SubscriptionStatus,
+    ) -> Result<u64> {
         let mut values = vec![Value::text(publisher), Value::text(status.as_str())];
         values.extend(topic.map(Value::text));
         let set = match status {
-            PairStatus::Active => "status = $2, error_count = 0, last_error = NULL",
-            PairStatus::Paused | PairStatus::Failed => "status = $2",
+            SubscriptionStatus::Active => "status = $2, error_count = 0, last_error = NULL",
+            SubscriptionStatus::Paused | SubscriptionStatus::Failed => "status = $2",
         };
         let which = match topic {
             Some(_) => "e.publisher = $1 AND e.topic = $3",
@@ -294,7 +316,7 @@ impl<DB: Database> PairStore for SqlStore<DB> {
         self.run(&format!("UPDATE {{progress}} AS e SET {set} WHERE {}", DB::in_order(which)), values).await
     }
 
-    async fn reset(&self, pair: &PairId, position: Position) -> Result<bool> {
+    async fn reset(&self, pair: &SubscriptionId, position: Position) -> Result<bool> {
         let values =
             vec![Value::text(pair.topic()), Value::text(pair.publisher()), Value::Int(position.get())];
         Ok(self.run(RESET, values).await? > 0)

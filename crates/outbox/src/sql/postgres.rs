@@ -22,7 +22,7 @@ use super::warm::pool;
 use super::watch::{PgEar, PgWatch};
 use crate::connect::{self, Pooler};
 use crate::error::Result;
-use crate::store::{Completion, Holder, Listener, OnDead, Watch};
+use crate::store::{AppendNotifier, Completion, Holder, InsertNotifier, OnDead};
 
 /// How many keys an insert locks by itself. The trigger of the table locks more of them together.
 const MOST_KEYS: usize = 1_000;
@@ -444,17 +444,17 @@ impl Dialect for Postgres {
         (SELECT CASE WHEN c.reltuples >= 0 THEN c.reltuples::bigint END FROM pg_class c WHERE c.oid = '{events}'::regclass) \
         FROM (SELECT pg_get_serial_sequence('{events}', 'seq')::regclass AS id, $1::text AS schema, $2::text AS name) s";
 
-    const RINGS: bool = true;
+    const NOTIFIES: bool = true;
 
     async fn listen(
         options: PgConnectOptions,
         names: &Names,
         channel: &str,
-    ) -> Result<Option<Box<dyn Listener>>> {
+    ) -> Result<Option<Box<dyn AppendNotifier>>> {
         Ok(Some(Box::new(PgEar::open(options, names, channel).await?)))
     }
 
-    async fn watch(options: PgConnectOptions, names: &Names) -> Result<Option<Box<dyn Watch>>> {
+    async fn watch(options: PgConnectOptions, names: &Names) -> Result<Option<Box<dyn InsertNotifier>>> {
         Ok(Some(Box::new(PgWatch::open(options, names).await?)))
     }
 

@@ -423,7 +423,7 @@ fn bind(
 mod tests {
     use super::*;
     use crate::sql::SqlStore;
-    use crate::store::{PageAsk, Shelf, Store as _};
+    use crate::store::{PageRequest, StatusGroup, Store as _};
 
     /// What SQLite is going to do.
     async fn plan(store: &SqlStore<Sqlite>, template: &str, values: Vec<Value>) -> Vec<String> {
@@ -464,9 +464,9 @@ mod tests {
                 assert_searched(&plan(&store, &statement, batch()).await, &statement);
             }
         }
-        for shelf in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
+        for shelf in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
             for newest_first in [false, true] {
-                let mut ask = PageAsk { shelf, newest_first, ..PageAsk::default() };
+                let mut ask = PageRequest { shelf, newest_first, ..PageRequest::default() };
                 for after in [None, Some(crate::store::Cursor { at: Utc::now(), seq: 7 })] {
                     ask.after = after;
                     for key in [None, Some("k".to_owned())] {

@@ -29,9 +29,10 @@ use crate::error::{DecodeError, Error, Result};
 use crate::event::{Event, EventId};
 use crate::join::{Join, JoinId, Step};
 use crate::store::{
-    Acted, Backlog, Circumstances, Claim, Completion, Cursor, EXCLUSIVE, Filter, Holder, JoinAct, JoinFilter,
-    JoinMember, Leadership, Listener, LogStore, Node, NodeId, NodeState, Purge, Purgeable, Replayed, Settled,
-    Settlement, Stats, Status, Store, StoredEvent, Take, Taken, Verdict, Watch,
+    AppendNotifier, Backlog, Claim, Completion, Cursor, DeliveryFacts, EXCLUSIVE, Filter, Holder,
+    InsertNotifier, JoinCommand, JoinFilter, JoinMember, JoinOutcome, Leadership, LogStore, Node, NodeId,
+    NodeState, Purge, Purgeable, Replayed, Settled, Settlement, Stats, Status, Store, StoredEvent, Take,
+    Taken, Verdict,
 };
 
 /// How often a statement is tried again after a deadlock or a lock timeout.
@@ -146,7 +147,7 @@ impl<DB: Database> SqlStore<DB> {
     /// How to connect to the server itself, if that was said.
     fn direct(options: &StoreOptions) -> Result<Option<Options<DB>>> {
         match &options.direct_url {
-            Some(_) if !DB::RINGS => Err(Error::Setting(format!(
+            Some(_) if !DB::NOTIFIES => Err(Error::Setting(format!(
                 "direct_url is for PostgreSQL: {} sends no notifications",
                 DB::NAME
             ))),
@@ -351,7 +352,7 @@ impl<DB: Database> SqlStore<DB> {
 
     /// Whether the server carries notifications. Some distributed databases do; none is relied on.
     fn notifies(&self) -> bool {
-        DB::RINGS && !self.sql.names.product.is_distributed()
+        DB::NOTIFIES && !self.sql.names.product.is_distributed()
     }
 
     /// The settings with which a transaction reads by an index in its order, if the server has them.
@@ -413,7 +414,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(!rows.is_empty())
     }
 
-    async fn join_in_one(&self, act: &JoinAct) -> Result<Acted> {
+    async fn join_in_one(&self, act: &JoinCommand) -> Result<JoinOutcome> {
         let mut tx = begin_on(&self.pools.relay).await?;
         let acted = self.join_on(&mut tx, act).await;
         match acted {
@@ -748,7 +749,7 @@ impl<DB: Database> Store for SqlStore<DB> {
         Ok(self.list(&filter, 1).await?.pop())
     }
 
-    async fn circumstances(&self, id: &EventId) -> Result<Circumstances> {
+    async fn delivery_facts(&self, id: &EventId) -> Result<DeliveryFacts> {
         self.look_around(id).await
     }
 
@@ -775,7 +776,7 @@ impl<DB: Database> Store for SqlStore<DB> {
         self.retried(|| self.cancel_in_one(id)).await
     }
 
-    async fn join(&self, act: &JoinAct) -> Result<Acted> {
+    async fn join(&self, act: &JoinCommand) -> Result<JoinOutcome> {
         self.retried(|| self.join_in_one(act)).await
     }
 
@@ -858,7 +859,7 @@ impl<DB: Database> Store for SqlStore<DB> {
         self.release_all_vanished().await
     }
 
-    async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
+    async fn watch(&self) -> Result<Option<Box<dyn InsertNotifier>>> {
         let Some(options) = self.notifier().filter(|_| self.notifies()) else { return Ok(None) };
         match &self.pools.read {
             Source::Pool(_) => DB::watch(options, &self.sql.names).await,
@@ -866,7 +867,7 @@ impl<DB: Database> Store for SqlStore<DB> {
         }
     }
 
-    async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
+    async fn listen(&self) -> Result<Option<Box<dyn AppendNotifier>>> {
         match self.notifier() {
             // In a fleet the log is polled.
             Some(options) if self.notifies() && matches!(self.pools.read, Source::Pool(_)) => {

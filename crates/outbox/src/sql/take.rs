@@ -14,7 +14,7 @@ use super::store::SqlStore;
 use super::window::{Window, WindowRow, window_row};
 use crate::error::{Error, Result};
 use crate::join::Step;
-use crate::store::{Cursor, Holder, NodeId, Origin, RunId, Store as _, Take, short_error};
+use crate::store::{Cursor, Holder, KeyQueueId, NodeId, Origin, Store as _, Take, short_error};
 
 impl<DB: Database> SqlStore<DB> {
     /// Leases what is due: selects and locks the window, finds what blocks its keys, marks the rest as ours.
@@ -221,7 +221,7 @@ impl<DB: Database> SqlStore<DB> {
         take: &Take,
         lists: &[i64],
     ) -> Result<()> {
-        let mut last: HashMap<RunId, i64> = HashMap::new();
+        let mut last: HashMap<KeyQueueId, i64> = HashMap::new();
         for (run, seq) in window.rows.iter().filter_map(|row| Some((row.run(&take.destinations)?, row.seq))) {
             last.entry(run).and_modify(|last| *last = seq.max(*last)).or_insert(seq);
         }
@@ -230,23 +230,25 @@ impl<DB: Database> SqlStore<DB> {
         }
         // Destinations as small numbers: the statement names them.
         let numbers: BTreeSet<u64> = take.destinations.values().copied().collect();
-        let number = |run: &RunId| -> Option<i64> {
+        let number = |run: &KeyQueueId| -> Option<i64> {
             let destination = run.destination?;
             (1..).zip(&numbers).find(|(_, one)| **one == destination).map(|(n, _)| n)
         };
         // A node that holds all of a key up to some place holds all that goes to one destination up to there.
-        let frontier = |run: &RunId| {
-            let whole = run.destination.and_then(|_| take.frontiers.get(&RunId::of_key(run.key.clone())));
-            take.frontiers.get(run).into_iter().chain(whole).map(|reach| reach.seq).max().unwrap_or_default()
+        let frontier = |run: &KeyQueueId| {
+            let whole =
+                run.destination.and_then(|_| take.held_up_to.get(&KeyQueueId::of_key(run.key.clone())));
+            take.held_up_to.get(run).into_iter().chain(whole).map(|reach| reach.seq).max().unwrap_or_default()
         };
         let seqs = Value::ints(window.rows.iter().filter(|row| row.key.is_some()).map(|row| row.seq));
         let mut values = if DB::ARRAYS {
             let keys = Value::texts(last.keys().map(|run| &*run.key));
-            let frontiers = Value::ints(last.keys().map(frontier));
+            let held_up_to = Value::ints(last.keys().map(frontier));
             let destinations = Value::Ints(last.keys().map(number).collect());
-            vec![keys, frontiers, Value::ints(last.into_values()), destinations, seqs]
+            vec![keys, held_up_to, Value::ints(last.into_values()), destinations, seqs]
         } else {
-            let row = |(run, last): (&RunId, &i64)| (run.key.to_string(), frontier(run), *last, number(run));
+            let row =
+                |(run, last): (&KeyQueueId, &i64)| (run.key.to_string(), frontier(run), *last, number(run));
             let rows: Vec<_> = last.iter().map(row).collect();
             vec![Value::Text(serde_json::to_string(&rows).ok()), seqs]
         };
@@ -271,7 +273,7 @@ impl<DB: Database> SqlStore<DB> {
             if let (Some(key), Some(stop)) = (DB::text(&row, 0)?, DB::int(&row, 2)?) {
                 stops.insert((key, DB::int(&row, 1)?), stop);
                 // Other programs write this column too: a type that is no text is not learned.
-                window.behind_types.extend(DB::text(&row, 3).ok().flatten());
+                window.skipped_types.extend(DB::text(&row, 3).ok().flatten());
             }
         }
         if stops.is_empty() {
@@ -280,7 +282,7 @@ impl<DB: Database> SqlStore<DB> {
         // An event of the window that is left out is in the way of others itself. What holds back an event of one destination
         // also holds back those of its key that go anywhere, so only these are looked at.
         let mut cut: HashMap<Arc<str>, i64> = HashMap::new();
-        let stop = |run: &RunId| stops.get(&(run.key.to_string(), number(run))).copied();
+        let stop = |run: &KeyQueueId| stops.get(&(run.key.to_string(), number(run))).copied();
         for row in &window.rows {
             if let Some(run) = row.run(&take.destinations).filter(|run| run.destination.is_none())
                 && stop(&run).is_some_and(|stop| row.seq > stop)

@@ -10,7 +10,7 @@ use sqlx::postgres::{PgConnectOptions, PgListener, PgPool, PgPoolOptions};
 
 use super::names::Names;
 use crate::error::Result;
-use crate::store::{Calls, Listener, Watch};
+use crate::store::{AppendNotifications, AppendNotifier, InsertNotifier};
 
 /// The table's number, and those of its locks: of the one who sleeps, as in the trigger, and of the one who has the watch.
 const NUMBERS: &str = "SELECT c.oid::bigint, hashtextextended(n.nspname || '.' || c.relname, 11), \
@@ -57,7 +57,7 @@ impl PgWatch {
 }
 
 #[async_trait]
-impl Watch for PgWatch {
+impl InsertNotifier for PgWatch {
     async fn is_ours(&mut self) -> Result<bool> {
         if !self.is_ours {
             self.is_ours = self.ask("SELECT pg_try_advisory_lock($1)", self.watch).await?;
@@ -134,7 +134,7 @@ impl PgEar {
 }
 
 #[async_trait]
-impl Listener for PgEar {
+impl AppendNotifier for PgEar {
     async fn heard(&mut self) -> Result<()> {
         loop {
             match self.line.try_recv().await? {
@@ -149,21 +149,21 @@ impl Listener for PgEar {
         }
     }
 
-    async fn ask_for_calls(&mut self) -> Result<Calls> {
+    async fn ask_for_calls(&mut self) -> Result<AppendNotifications> {
         if !self.can_sleep {
-            return Ok(Calls::Unsupported);
+            return Ok(AppendNotifications::Unsupported);
         }
         if !self.is_ours {
             let ask = sqlx::query_as("SELECT pg_try_advisory_lock($1)").bind(self.watch);
             (self.is_ours,) = ask.fetch_one(&mut self.line).await?;
         }
         if !self.is_ours {
-            return Ok(Calls::ByAnother);
+            return Ok(AppendNotifications::ByAnother);
         }
         let ask = sqlx::query_as("SELECT pg_try_advisory_lock($1), pg_notify($2, '')::text");
         let ask = ask.bind(self.asleep).bind(&self.channel);
         let (armed, _): (bool, Option<String>) = ask.fetch_one(&mut self.line).await?;
-        Ok(if armed { Calls::Armed } else { Calls::NotYet })
+        Ok(if armed { AppendNotifications::Armed } else { AppendNotifications::NotYet })
     }
 
     async fn end_calls(&mut self) -> Result<()> {

@@ -10,7 +10,7 @@ use super::dialect::{Columns, Database};
 use super::stamp::Stamp;
 use super::statements as sql;
 use crate::event::{Due, Event, EventId, EventType, Parts, Payload};
-use crate::store::{Claim, Cursor, Delivery, RunId, Taken};
+use crate::store::{Claim, Cursor, Delivery, KeyQueueId, Taken};
 
 /// What was read, before it becomes deliveries.
 pub(super) struct Window {
@@ -21,7 +21,7 @@ pub(super) struct Window {
     /// How many rows were left out because they have an aggregate and no key.
     unkeyed: usize,
     /// The types of what was left out, and of what is in its way.
-    pub(super) behind_types: BTreeSet<String>,
+    pub(super) skipped_types: BTreeSet<String>,
     pub(super) cursor: Option<Cursor>,
     pub(super) scanned: usize,
     /// How many more bytes may be kept.
@@ -49,9 +49,9 @@ impl WindowRow {
     }
 
     /// The events that it is delivered in order with, if it has a key.
-    pub(super) fn run(&self, destinations: &BTreeMap<String, u64>) -> Option<RunId> {
+    pub(super) fn run(&self, destinations: &BTreeMap<String, u64>) -> Option<KeyQueueId> {
         let destination = self.event_type().and_then(|event_type| destinations.get(event_type).copied());
-        Some(RunId { key: self.key.clone()?, destination })
+        Some(KeyQueueId { key: self.key.clone()?, destination })
     }
 
     fn bytes(&self) -> usize {
@@ -113,8 +113,8 @@ impl Window {
     /// An empty window with room for so many bytes. The first row always finds room.
     pub(super) fn new(room: usize) -> Self {
         let (rows, unusable, behind) = (Vec::new(), Vec::new(), Vec::new());
-        let behind_types = BTreeSet::new();
-        Self { rows, unusable, behind, unkeyed: 0, behind_types, cursor: None, scanned: 0, room, cut: false }
+        let skipped_types = BTreeSet::new();
+        Self { rows, unusable, behind, unkeyed: 0, skipped_types, cursor: None, scanned: 0, room, cut: false }
     }
 
     /// Adds a row. One that finds no room is dropped, and so is every row after it: they are read again.
@@ -156,7 +156,7 @@ impl Window {
 
     /// Leaves out rows that are not to be had now; their keys have to be looked at again.
     pub(super) fn leave_out(&mut self, which: impl Fn(&WindowRow) -> bool) {
-        let (behind, types) = (&mut self.behind, &mut self.behind_types);
+        let (behind, types) = (&mut self.behind, &mut self.skipped_types);
         self.rows.retain(|row| {
             let out = which(row);
             if out {
@@ -178,7 +178,7 @@ impl Window {
             scanned: self.scanned,
             behind: self.behind,
             unkeyed: self.unkeyed,
-            behind_types: self.behind_types,
+            skipped_types: self.skipped_types,
             ..Taken::default()
         };
         taken.behind.sort_unstable();

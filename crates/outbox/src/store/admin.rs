@@ -5,8 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Attempt, Audit, BlockedKeys, Breakdown, Deed, Edit, EventMetadata, NodeId, Overview, Page, PageAsk,
-    Released, Shelf, UnroutedEvents,
+    Attempt, Audit, AuditEntry, BlockedKeys, Breakdown, Edit, EventMetadata, NodeId, Overview, Page,
+    PageRequest, Released, StatusGroup, UnroutedEvents,
 };
 use crate::error::Result;
 use crate::event::EventId;
@@ -20,7 +20,7 @@ pub trait AdminStore: Send + Sync + 'static {
     /// Events page by page, in the order of an index. Each matching event that keeps its position
     /// meanwhile is on exactly one page, whatever happens to other events; an event that is snoozed
     /// or settled meanwhile may be missed or returned twice.
-    async fn page(&self, ask: &PageAsk) -> Result<Page>;
+    async fn page(&self, ask: &PageRequest) -> Result<Page>;
 
     /// One event without the contents of its payload and headers.
     async fn metadata(&self, id: &EventId) -> Result<Option<EventMetadata>>;
@@ -32,7 +32,7 @@ pub trait AdminStore: Send + Sync + 'static {
     async fn overview(&self, most: u64) -> Result<Overview>;
 
     /// Of the first `look_at` events of a status group: number and oldest event of each type.
-    async fn breakdown(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown>;
+    async fn breakdown(&self, shelf: StatusGroup, look_at: usize) -> Result<Breakdown>;
 
     /// Of the first `look_at` pending events: those that no running relay
     /// [routes](super::NodeState::routes). Empty if no relay runs, or if one routes everything.
@@ -71,10 +71,10 @@ pub trait AdminStore: Send + Sync + 'static {
     async fn release_node(&self, node: &NodeId) -> Result<Released>;
 
     /// Writes an audit entry before the change is made. Returns the id of the entry.
-    async fn audit(&self, deed: &Deed) -> Result<i64>;
+    async fn audit(&self, deed: &AuditEntry) -> Result<i64>;
 
     /// Completes an audit entry with its outcome and the number of changed rows.
-    async fn audited(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()>;
+    async fn finish_audit(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()>;
 
     /// Deletes one batch of audit entries older than this, oldest first. Returns how many.
     async fn purge_audits(&self, older_than: Duration, limit: usize) -> Result<u64>;

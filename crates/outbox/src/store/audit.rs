@@ -85,7 +85,7 @@ impl Edit {
 
 /// A new audit entry: who changes what. Longer texts are truncated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Deed {
+pub struct AuditEntry {
     /// The operator: 255 characters.
     pub actor: String,
     /// The interface, such as `api` or `cli`: 64 characters.

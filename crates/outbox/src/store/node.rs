@@ -80,7 +80,7 @@ pub struct Node {
 
 impl Node {
     /// Minimum interval between announcements that are due to changed counters.
-    pub const COUNTS_SAID: Duration = Duration::from_secs(2);
+    pub const COUNTS_INTERVAL: Duration = Duration::from_secs(2);
     /// Default time after its last announcement at which a relay counts as vanished.
     pub const PRESENCE: Duration = Duration::from_secs(20);
     /// The same for relays of versions before 0.2, which announce themselves every 20 s and do not

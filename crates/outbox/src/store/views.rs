@@ -9,12 +9,12 @@ use super::{Cursor, Filter, NodeId, Status};
 use crate::event::EventId;
 
 /// Maximum number of rows that one call reads.
-pub(crate) const MOST_LOOKED_AT: usize = 100_000;
+pub(crate) const MAX_SCAN: usize = 100_000;
 
 /// A group of statuses whose events can be read in the order of an index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Shelf {
+pub enum StatusGroup {
     /// NEW or RETRY events, by the time they are due.
     #[default]
     Pending,
@@ -26,9 +26,9 @@ pub enum Shelf {
 
 /// Which page to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PageAsk {
+pub struct PageRequest {
     /// The status group.
-    pub shelf: Shelf,
+    pub shelf: StatusGroup,
     /// Which events match. `status`, `pending`, `after_seq` and `upto_seq` are ignored. With an
     /// ordering key, pending and dead events are ordered by sequence number.
     pub filter: Filter,
@@ -42,16 +42,16 @@ pub struct PageAsk {
     pub look_at: usize,
 }
 
-impl PageAsk {
+impl PageRequest {
     /// Maximum number of rows on a page.
     pub(crate) const MOST: usize = 1_000;
 }
 
-impl Default for PageAsk {
+impl Default for PageRequest {
     /// The first 50 pending events, among the first 5,000.
     fn default() -> Self {
         Self {
-            shelf: Shelf::Pending,
+            shelf: StatusGroup::Pending,
             filter: Filter::default(),
             newest_first: false,
             after: None,
@@ -135,14 +135,14 @@ pub struct EventMetadata {
 
 /// A count up to a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Counted {
+pub struct BoundedCount {
     /// Number counted.
     pub count: u64,
     /// Whether there are more: counting stopped at the limit.
     pub more: bool,
 }
 
-impl Counted {
+impl BoundedCount {
     /// The count after reading at most one more than `most`.
     pub(crate) fn upto(found: u64, most: u64) -> Self {
         Self { count: found.min(most), more: found > most }
@@ -156,15 +156,15 @@ pub struct Overview {
     /// The database's clock.
     pub now: DateTime<Utc>,
     /// Due events, including leased ones.
-    pub due: Counted,
+    pub due: BoundedCount,
     /// Events due later, including retries.
-    pub delayed: Counted,
+    pub delayed: BoundedCount,
     /// Events that failed before and will be retried, among those counted as due and as delayed.
-    pub retrying: Counted,
+    pub retrying: BoundedCount,
     /// Leased events, among the same.
-    pub held: Counted,
+    pub held: BoundedCount,
     /// Dead-lettered events.
-    pub dead: Counted,
+    pub dead: BoundedCount,
     /// Age of the oldest due event.
     pub oldest_due: Option<Duration>,
     /// When an event last became DONE or DEAD.
@@ -234,5 +234,5 @@ pub struct BlockedKey {
     /// The dead event.
     pub head: EventRow,
     /// Number of events blocked by it.
-    pub behind: Counted,
+    pub behind: BoundedCount,
 }

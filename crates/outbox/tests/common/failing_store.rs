@@ -7,15 +7,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use outbox::store::{
-    Acted, AdminStore, Attempt, Audit, Backlog, BlockedKeys, BoundedRead, Breakdown, Circumstances, Claim,
-    Completion, Cursor, Deed, Edit, EventMetadata, Filter, Frontier, Holder, JoinAct, JoinFilter, JoinMember,
-    Leadership, Listener, LogStore, Move, Node, NodeId, NodeState, Origin, Overview, Page, PageAsk,
-    PairStore, Purge, Released, Replayed, Roll, Settled, Settlement, SharedStore, Shelf, Stats, Store,
-    Stored, StoredEvent, Take, Taken, Unreadable, UnroutedEvents, Watch,
+    AdminStore, AppendNotifier, Attempt, Audit, AuditEntry, Backlog, BlockedKeys, BoundedRead, Breakdown,
+    Claim, ClusterView, Completion, Cursor, DeliveryFacts, Edit, EventMetadata, Filter, Holder,
+    InsertNotifier, JoinCommand, JoinFilter, JoinMember, JoinOutcome, Leadership, LogStore, Node, NodeId,
+    NodeState, Origin, Overview, Page, PageRequest, ProgressUpdate, Purge, Released, Replayed, Settled,
+    Settlement, SharedStore, Stats, StatusGroup, Store, StoredEvent, StoredLogEvent, SubscriptionStore, Take,
+    Taken, Unreadable, UnroutedEvents, Watermark,
 };
 use outbox::{
-    Appended, Condition, Error, Event, EventId, Join, JoinId, PairId, PairState, PairStatus, Position, Query,
-    Result, Step,
+    Appended, Condition, Error, Event, EventId, Join, JoinId, Position, Query, Result, Step, SubscriptionId,
+    SubscriptionState, SubscriptionStatus,
 };
 
 /// Operation of the store that fails.
@@ -29,7 +30,7 @@ pub enum Operation {
     Advance,
     Extend,
     Announce,
-    Watch,
+    InsertNotifier,
     Purge,
     Start,
     Listen,
@@ -354,8 +355,8 @@ impl Store for Failing {
         self.inner.find(id).await
     }
 
-    async fn circumstances(&self, id: &EventId) -> Result<Circumstances> {
-        self.inner.circumstances(id).await
+    async fn delivery_facts(&self, id: &EventId) -> Result<DeliveryFacts> {
+        self.inner.delivery_facts(id).await
     }
 
     async fn types(&self, filter: &Filter, limit: usize) -> Result<Vec<(String, u64)>> {
@@ -378,7 +379,7 @@ impl Store for Failing {
         self.inner.backlog().await
     }
 
-    async fn join(&self, act: &JoinAct) -> Result<Acted> {
+    async fn join(&self, act: &JoinCommand) -> Result<JoinOutcome> {
         self.inner.join(act).await
     }
 
@@ -428,12 +429,12 @@ impl Store for Failing {
         self.inner.release_vanished().await
     }
 
-    async fn watch(&self) -> Result<Option<Box<dyn Watch>>> {
-        self.fail(Operation::Watch)?;
+    async fn watch(&self) -> Result<Option<Box<dyn InsertNotifier>>> {
+        self.fail(Operation::InsertNotifier)?;
         self.inner.watch().await
     }
 
-    async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
+    async fn listen(&self) -> Result<Option<Box<dyn AppendNotifier>>> {
         self.fail(Operation::Listen)?;
         self.inner.listen().await
     }
@@ -453,7 +454,7 @@ impl Store for Failing {
 
 #[async_trait::async_trait]
 impl AdminStore for Failing {
-    async fn page(&self, ask: &PageAsk) -> Result<Page> {
+    async fn page(&self, ask: &PageRequest) -> Result<Page> {
         self.inner.page(ask).await
     }
 
@@ -469,7 +470,7 @@ impl AdminStore for Failing {
         self.inner.overview(most).await
     }
 
-    async fn breakdown(&self, shelf: Shelf, look_at: usize) -> Result<Breakdown> {
+    async fn breakdown(&self, shelf: StatusGroup, look_at: usize) -> Result<Breakdown> {
         self.inner.breakdown(shelf, look_at).await
     }
 
@@ -501,12 +502,12 @@ impl AdminStore for Failing {
         self.inner.release_node(node).await
     }
 
-    async fn audit(&self, deed: &Deed) -> Result<i64> {
+    async fn audit(&self, deed: &AuditEntry) -> Result<i64> {
         self.inner.audit(deed).await
     }
 
-    async fn audited(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()> {
-        self.inner.audited(id, outcome, count).await
+    async fn finish_audit(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()> {
+        self.inner.finish_audit(id, outcome, count).await
     }
 
     async fn purge_audits(&self, older_than: Duration, limit: usize) -> Result<u64> {
@@ -530,7 +531,7 @@ impl LogStore for Failing {
         after: Position,
         upto: Option<Position>,
         limit: usize,
-    ) -> Result<Vec<Stored>> {
+    ) -> Result<Vec<StoredLogEvent>> {
         self.fail(Operation::Read)?;
         self.inner_log().read(query, after, upto, limit).await
     }
@@ -562,7 +563,7 @@ impl LogStore for Failing {
         self.inner_log().settled(query).await
     }
 
-    async fn advance(&self, frontier: &mut Frontier) -> Result<()> {
+    async fn advance(&self, frontier: &mut Watermark) -> Result<()> {
         self.fail(Operation::Advance)?;
         self.inner_log().advance(frontier).await
     }
@@ -571,8 +572,8 @@ impl LogStore for Failing {
         self.inner_log().decided().await
     }
 
-    async fn note_decided(&self, safe: Position) -> Result<()> {
-        self.inner_log().note_decided(safe).await
+    async fn store_watermark(&self, safe: Position) -> Result<()> {
+        self.inner_log().store_watermark(safe).await
     }
 
     async fn head(&self) -> Result<Position> {
@@ -585,30 +586,35 @@ impl LogStore for Failing {
 }
 
 #[async_trait::async_trait]
-impl PairStore for Failing {
-    async fn register(&self, pairs: &[(PairId, bool)]) -> Result<()> {
+impl SubscriptionStore for Failing {
+    async fn register(&self, pairs: &[(SubscriptionId, bool)]) -> Result<()> {
         self.inner_log().register(pairs).await
     }
 
-    async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<Roll> {
+    async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<ClusterView> {
         self.fail(Operation::Lead)?;
         self.inner_log().tend(node, ttl).await
     }
 
-    async fn pairs(&self) -> Result<Vec<PairState>> {
+    async fn pairs(&self) -> Result<Vec<SubscriptionState>> {
         self.inner_log().pairs().await
     }
 
-    async fn claim(&self, node: &NodeId, ttl: Duration, pairs: &[PairId]) -> Result<Vec<PairState>> {
+    async fn claim(
+        &self,
+        node: &NodeId,
+        ttl: Duration,
+        pairs: &[SubscriptionId],
+    ) -> Result<Vec<SubscriptionState>> {
         self.inner_log().claim(node, ttl, pairs).await
     }
 
-    async fn save(&self, node: &NodeId, moves: &[Move]) -> Result<Vec<PairId>> {
+    async fn save(&self, node: &NodeId, moves: &[ProgressUpdate]) -> Result<Vec<SubscriptionId>> {
         self.fail(Operation::Save)?;
         self.inner_log().save(node, moves).await
     }
 
-    async fn release(&self, node: &NodeId, pairs: &[(PairId, i64)]) -> Result<()> {
+    async fn release(&self, node: &NodeId, pairs: &[(SubscriptionId, i64)]) -> Result<()> {
         self.inner_log().release(node, pairs).await
     }
 
@@ -616,11 +622,16 @@ impl PairStore for Failing {
         self.inner_log().leave(node).await
     }
 
-    async fn set_status(&self, publisher: &str, topic: Option<&str>, status: PairStatus) -> Result<u64> {
+    async fn set_status(
+        &self,
+        publisher: &str,
+        topic: Option<&str>,
+        status: SubscriptionStatus,
+    ) -> Result<u64> {
         self.inner_log().set_status(publisher, topic, status).await
     }
 
-    async fn reset(&self, pair: &PairId, position: Position) -> Result<bool> {
+    async fn reset(&self, pair: &SubscriptionId, position: Position) -> Result<bool> {
         self.inner_log().reset(pair, position).await
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use outbox::store::{Claim, Filter, Holder, Origin, Reach, RunId, Settlement, Take, Verdict};
+use outbox::store::{Claim, Filter, Holder, KeyProgress, KeyQueueId, Origin, Settlement, Take, Verdict};
 use outbox::{Completion, EventId, NodeId, OnDead, Status};
 
 use crate::steps::Destinations;
@@ -82,9 +82,9 @@ pub struct Taken {
 pub struct KeyQueue {
     pub owner: NodeId,
     pub settings: (OnDead, Destinations),
-    pub id: RunId,
+    pub id: KeyQueueId,
     /// All events of the queue up to here are in it, or were.
-    pub frontier: Reach,
+    pub frontier: KeyProgress,
     /// Events that it has not settled.
     pub left: Vec<(EventId, Claim)>,
 }
@@ -106,9 +106,9 @@ impl KeyQueue {
             // relay releases it.
             return;
         }
-        let id = RunId { key, destination: destination.filter(|_| !whole) };
+        let id = KeyQueueId { key, destination: destination.filter(|_| !whole) };
         let i = queues.iter().position(|run| run.is(owner, settings) && run.id == id).unwrap_or_else(|| {
-            let frontier = Reach { seq: 0, together: true };
+            let frontier = KeyProgress { seq: 0, together: true };
             queues.push(KeyQueue { owner: owner.clone(), settings, id, frontier, left: Vec::new() });
             queues.len() - 1
         });
@@ -221,9 +221,9 @@ impl Model {
     /// lease does not count.
     pub fn is_held_by_taker(&self, row: &Row, later: &Row, take: &Take, now: DateTime<Utc>) -> bool {
         let destination = take.destinations.get(&later.event_type).copied();
-        let ids =
-            [destination, None].map(|destination| RunId { key: later.key.clone().unwrap(), destination });
-        ids.iter().filter_map(|id| take.frontiers.get(id)).any(|reach| row.seq <= reach.seq)
+        let ids = [destination, None]
+            .map(|destination| KeyQueueId { key: later.key.clone().unwrap(), destination });
+        ids.iter().filter_map(|id| take.held_up_to.get(id)).any(|reach| row.seq <= reach.seq)
             && match &take.by {
                 Holder::Lease { owner, .. } => {
                     row.status.is_pending()

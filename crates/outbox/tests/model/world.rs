@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Timelike, Utc};
 use outbox::store::{
-    Backlog, Claim, Cursor, EXCLUSIVE, Filter, Holder, Leadership, Origin, Purge, Purgeable, Reach, Replayed,
-    Routed, RunId, Settlement, SharedStore, Stats, Take, Verdict,
+    Backlog, Claim, Cursor, EXCLUSIVE, Filter, Holder, KeyProgress, KeyQueueId, Leadership, Origin, Purge,
+    Purgeable, Replayed, Routed, Settlement, SharedStore, Stats, Take, Verdict,
 };
 use outbox::{Clock, Completion, Event, EventId, FrozenClock, NodeId, SqlStore, Status, testing};
 
@@ -243,17 +243,17 @@ impl World {
                     (From::Key(n), _) => Origin::Keys(vec![format!("key-{n}").into(), "key-0".into()]),
                     _ => Origin::Start,
                 };
-                let (by, frontiers, together) = match by {
+                let (by, held_up_to, together) = match by {
                     Taker::Lease { owner, together, onward } => {
                         let settings = (*on_dead, *destinations);
                         let queues =
                             self.queues.iter().filter(|run| *onward && run.is(&node(*owner), settings));
-                        let frontiers = queues.map(|run| (run.id.clone(), run.frontier)).collect();
-                        (lease(*owner), frontiers, *together)
+                        let held_up_to = queues.map(|run| (run.id.clone(), run.frontier)).collect();
+                        (lease(*owner), held_up_to, *together)
                     }
                     Taker::Leader(owner, held) => {
                         let by = Holder::Exclusive { owner: node(*owner), epoch: self.model.lead.epoch };
-                        (by, self.frontiers(held), false)
+                        (by, self.held_up_to(held), false)
                     }
                 };
                 let take = Take {
@@ -264,7 +264,7 @@ impl World {
                     on_dead: *on_dead,
                     skip_types: skip_type.then(|| TYPES[1].to_owned()).into_iter().collect(),
                     only: only_type.then(|| Arc::new(Routed::default().and_type(TYPES[0]))),
-                    frontiers,
+                    held_up_to,
                     together,
                     probe: None,
                     max_bytes: usize::MAX,
@@ -343,16 +343,16 @@ impl World {
     }
 
     /// Frontiers of a taker that holds the first so many events of each key.
-    fn frontiers(&self, held: &[usize; 3]) -> HashMap<RunId, Reach> {
-        let mut frontiers = HashMap::new();
+    fn held_up_to(&self, held: &[usize; 3]) -> HashMap<KeyQueueId, KeyProgress> {
+        let mut held_up_to = HashMap::new();
         for (n, held) in held.iter().enumerate().filter(|(_, held)| **held > 0) {
             let key: Arc<str> = format!("key-{n}").into();
             let of_key = self.model.rows.iter().filter(|row| row.key.as_ref() == Some(&key));
             if let Some(row) = of_key.take(*held).last() {
-                frontiers.insert(RunId::of_key(key), Reach { seq: row.seq, together: false });
+                held_up_to.insert(KeyQueueId::of_key(key), KeyProgress { seq: row.seq, together: false });
             }
         }
-        frontiers
+        held_up_to
     }
 
     /// Writes events; with an owner, events for the hot path are inserted with a lease of the

@@ -3,28 +3,28 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use crate::log::{PairId, Roll};
+use crate::log::{ClusterView, SubscriptionId};
 use crate::store::NodeId;
 
 /// Changes to the set of subscriptions that this node leads.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Rebalance {
     /// No node leads them: to be claimed.
-    pub(super) claim: Vec<PairId>,
+    pub(super) claim: Vec<SubscriptionId>,
     /// Above this node's quota: to be released, as soon as they are at rest.
-    pub(super) release: Vec<PairId>,
+    pub(super) release: Vec<SubscriptionId>,
 }
 
 /// Distributes the subscriptions among the nodes.
 #[derive(Debug, Default)]
 pub(super) struct Balancer {
     /// Free in the previous round: the node that should have claimed them did not.
-    free_before: HashSet<PairId>,
+    free_before: HashSet<SubscriptionId>,
     /// Claimed above this node's quota, because no other node did. They stay for so many rounds:
     /// then other nodes, which may only have been slow, get another chance.
-    spare: HashMap<PairId, u32>,
+    spare: HashMap<SubscriptionId, u32>,
     /// For how many rounds a subscription stays when it becomes spare the next time.
-    patience: HashMap<PairId, u32>,
+    patience: HashMap<SubscriptionId, u32>,
 }
 
 /// For how many rounds a subscription stays with a node above its quota, the first time and at
@@ -38,9 +38,9 @@ impl Balancer {
     pub(super) fn rebalance(
         &mut self,
         me: &NodeId,
-        runs: &HashSet<PairId>,
-        leads: &HashSet<PairId>,
-        view: &Roll,
+        runs: &HashSet<SubscriptionId>,
+        leads: &HashSet<SubscriptionId>,
+        view: &ClusterView,
     ) -> Rebalance {
         let quota = runs.len().div_ceil(view.nodes.len().max(1));
         self.spare.retain(|pair, rounds| {
@@ -50,12 +50,12 @@ impl Balancer {
         for led in view.pairs.iter().filter(|state| !state.is_free() && state.leader.as_ref() != Some(me)) {
             self.patience.remove(&led.id);
         }
-        let counted: Vec<&PairId> = {
+        let counted: Vec<&SubscriptionId> = {
             let mut counted: Vec<_> = leads.iter().filter(|pair| !self.spare.contains_key(*pair)).collect();
             counted.sort();
             counted
         };
-        let mut free: Vec<PairId> = view
+        let mut free: Vec<SubscriptionId> = view
             .pairs
             .iter()
             .filter(|state| runs.contains(&state.id) && state.is_free())
@@ -93,16 +93,16 @@ mod tests {
     use chrono::DateTime;
 
     use super::*;
-    use crate::log::{PairState, PairStatus, Position};
+    use crate::log::{Position, SubscriptionState, SubscriptionStatus};
 
-    fn id(n: usize) -> PairId {
-        PairId::new("t", format!("p{n:03}"))
+    fn id(n: usize) -> SubscriptionId {
+        SubscriptionId::new("t", format!("p{n:03}"))
     }
 
-    fn view(nodes: usize, leaders: &[Option<&str>]) -> Roll {
-        let pairs = leaders.iter().enumerate().map(|(n, leader)| PairState {
+    fn view(nodes: usize, leaders: &[Option<&str>]) -> ClusterView {
+        let pairs = leaders.iter().enumerate().map(|(n, leader)| SubscriptionState {
             id: id(n),
-            status: PairStatus::Active,
+            status: SubscriptionStatus::Active,
             position: Position::START,
             error_count: 0,
             last_error: None,
@@ -111,10 +111,13 @@ mod tests {
             remaining: std::time::Duration::from_secs(1),
             updated_at: DateTime::UNIX_EPOCH,
         });
-        Roll { nodes: (0..nodes).map(|n| NodeId::from(format!("n{n}"))).collect(), pairs: pairs.collect() }
+        ClusterView {
+            nodes: (0..nodes).map(|n| NodeId::from(format!("n{n}"))).collect(),
+            pairs: pairs.collect(),
+        }
     }
 
-    fn ids(range: std::ops::Range<usize>) -> HashSet<PairId> {
+    fn ids(range: std::ops::Range<usize>) -> HashSet<SubscriptionId> {
         range.map(id).collect()
     }
 

@@ -44,9 +44,9 @@ use super::Engine;
 use super::monitor::Monitor;
 use crate::error::{Error, Result};
 use crate::event::EventId;
-use crate::log::{Frontier, Pair, PairId, Position, Topic};
+use crate::log::{Position, Subscription, SubscriptionId, Topic, Watermark};
 use crate::metrics::SubscriptionMetrics;
-use crate::store::{Calls, Listener, NodeId, RelayTask};
+use crate::store::{AppendNotifications, AppendNotifier, NodeId, RelayTask};
 
 /// Pause before the safe position is queried again while it is behind the head, at first and at
 /// most.
@@ -151,11 +151,11 @@ pub(crate) struct LogRelay {
     watch: Duration,
     drain: Duration,
     subscriptions: Vec<LocalSubscription>,
-    index: HashMap<PairId, usize>,
+    index: HashMap<SubscriptionId, usize>,
     balancer: Balancer,
 
     /// `None` while a request to advance it is running.
-    frontier: Option<Frontier>,
+    frontier: Option<Watermark>,
     safe: Position,
     /// Whether `safe` is still valid: if a subscription's position is not where this node left it,
     /// the log may have gone back.
@@ -205,7 +205,7 @@ pub(crate) struct LogRelay {
     /// When the first lease of another node ends, unless that node renews it.
     others_expire_at: Option<Instant>,
     /// Subscriptions whose leader vanished, as long as no node has claimed them.
-    orphaned: HashMap<PairId, NodeId>,
+    orphaned: HashMap<SubscriptionId, NodeId>,
 
     bell: Arc<Notify>,
     stop: CancellationToken,
@@ -218,8 +218,8 @@ impl LogRelay {
     /// errors of the first contact.
     pub(crate) async fn new(engine: &Engine, bell: Arc<Notify>) -> Result<Self> {
         let (settings, stop) = (&engine.settings, engine.stop.clone());
-        let pairs: Vec<Pair> =
-            settings.pairs.iter().map(|pair| pair.clone().or(&settings.pair_defaults)).collect();
+        let pairs: Vec<Subscription> =
+            settings.pairs.iter().map(|pair| pair.clone().or(&settings.subscription_defaults)).collect();
         check(&pairs)?;
         let log = LogHandle::new(engine.store.clone())?;
         // A node that was given a name and restarted must not pass for its previous process, which
@@ -227,8 +227,11 @@ impl LogRelay {
         let life = EventId::generate();
         let node = NodeId::from(format!("{}:{}", settings.node, &life.as_str()[16..]));
         let metrics = SubscriptionMetrics::new(&settings.metrics_prefix, log.name());
-        let subscription =
-            |pair: Pair| LocalSubscription { meters: Meters::new(&metrics, pair.id()), pair, leader: None };
+        let subscription = |pair: Subscription| LocalSubscription {
+            meters: Meters::new(&metrics, pair.id()),
+            pair,
+            leader: None,
+        };
         let subscriptions: Vec<LocalSubscription> = pairs.into_iter().map(subscription).collect();
         let index = subscriptions
             .iter()
@@ -239,13 +242,13 @@ impl LogRelay {
         let now = Instant::now();
         let mut log_relay = Self {
             node,
-            ttl: settings.pair_lease,
+            ttl: settings.subscription_lease,
             watch: settings.log_watch,
             drain: settings.drain,
             subscriptions,
             index,
             balancer: Balancer::default(),
-            frontier: Some(Frontier::default()),
+            frontier: Some(Watermark::default()),
             safe: Position::START,
             recheck: Recheck::NotNeeded,
             stored_watermark: Position::START,
@@ -290,7 +293,7 @@ impl LogRelay {
 
     async fn begin(&mut self) -> Result<()> {
         let log = self.log.clone();
-        let rows: Vec<(PairId, bool)> = self
+        let rows: Vec<(SubscriptionId, bool)> = self
             .subscriptions
             .iter()
             .map(|subscription| (subscription.id().clone(), subscription.pair.from_now))
@@ -299,7 +302,7 @@ impl LogRelay {
         // The safe position of other nodes: not every gap of the log has to be waited for again.
         let (stored_watermark, head) = (log.decided().await?, log.head().await?);
         self.stored_watermark = if stored_watermark <= head { stored_watermark } else { Position::START };
-        (self.safe, self.frontier) = (self.stored_watermark, Some(Frontier::from(self.stored_watermark)));
+        (self.safe, self.frontier) = (self.stored_watermark, Some(Watermark::from(self.stored_watermark)));
         let asked = Instant::now();
         let view = log.tend(&self.node, self.ttl).await?;
         let claims = self.reconcile(asked, self.ttl, &view);
@@ -479,7 +482,7 @@ impl LogRelay {
         let leaving = tokio::spawn(async move {
             log.leave(&node).await?;
             log.notify_nodes().await;
-            log.note_decided(safe).await
+            log.store_watermark(safe).await
         });
         let left = match tokio::time::timeout(SHUTDOWN_GRACE, leaving).await {
             Ok(Ok(left)) => left,
@@ -534,15 +537,15 @@ struct AppendListener {
 }
 
 impl AppendListener {
-    async fn run(&self, listener: &mut dyn Listener) -> Result<std::convert::Infallible> {
+    async fn run(&self, listener: &mut dyn AppendNotifier) -> Result<std::convert::Infallible> {
         let mut pause = ACTIVE_PAUSE;
         loop {
             match listener.ask_for_calls().await? {
-                Calls::Unsupported => {
+                AppendNotifications::Unsupported => {
                     listener.heard().await?;
                     self.bell.notify_one();
                 }
-                Calls::Armed => {
+                AppendNotifications::Armed => {
                     pause = ACTIVE_PAUSE;
                     // Appends committed before this moment are not notified of: the log relay polls
                     // once more.
@@ -552,7 +555,7 @@ impl AppendListener {
                     listener.end_calls().await?;
                     tokio::time::sleep(ACTIVE_PAUSE).await;
                 }
-                Calls::ByAnother => {
+                AppendNotifications::ByAnother => {
                     if !self.notified.load(Ordering::Acquire) {
                         self.set_notified(true);
                     }
@@ -561,7 +564,7 @@ impl AppendListener {
                         self.bell.notify_one();
                     }
                 }
-                Calls::NotYet => {
+                AppendNotifications::NotYet => {
                     if let Ok(heard) = tokio::time::timeout(pause, listener.heard()).await {
                         heard?;
                         self.bell.notify_one();
@@ -586,7 +589,7 @@ impl Drop for AppendListener {
 }
 
 /// Checks that subscriptions are distinct, and their settings valid.
-fn check(pairs: &[Pair]) -> Result<()> {
+fn check(pairs: &[Subscription]) -> Result<()> {
     let mut seen = HashSet::new();
     let mut topics: HashMap<&str, &Topic> = HashMap::new();
     for pair in pairs {

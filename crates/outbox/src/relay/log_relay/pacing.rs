@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::handler::{Again, Failure};
-use crate::log::{Pace, PairStatus};
+use crate::log::{Pace, SubscriptionStatus};
 
 /// The pause before an unavailable destination is tried again, at first and at most.
 const UNAVAILABLE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
@@ -56,8 +56,12 @@ impl Pacing {
         self.sent_at = now;
     }
 
-    pub(super) fn status(&self) -> PairStatus {
-        if self.errors >= self.pace.fails_after { PairStatus::Failed } else { PairStatus::Active }
+    pub(super) fn status(&self) -> SubscriptionStatus {
+        if self.errors >= self.pace.fails_after {
+            SubscriptionStatus::Failed
+        } else {
+            SubscriptionStatus::Active
+        }
     }
 
     /// Records that there may be new events.
@@ -92,7 +96,7 @@ impl Pacing {
     pub(super) fn failed(&mut self, now: Instant, tried: usize, failure: &Failure, random: f64) {
         self.errors = self.errors.saturating_add(1);
         self.last_error = Some(failure.message.clone());
-        self.batch_size = if self.status() == PairStatus::Failed { 1 } else { (tried / 2).max(1) };
+        self.batch_size = if self.status() == SubscriptionStatus::Failed { 1 } else { (tried / 2).max(1) };
         let pause = match failure.again {
             Again::After(pause) => pause,
             Again::ByPolicy | Again::Never => {
@@ -184,7 +188,7 @@ mod tests {
             pacing.failed(now, tried, &failure, 0.5);
             seen.push((pacing.batch_size(), pacing.status(), (pacing.try_at - now).as_millis()));
         }
-        use PairStatus::{Active, Failed};
+        use SubscriptionStatus::{Active, Failed};
         assert_eq!(
             seen,
             [
@@ -236,7 +240,7 @@ mod tests {
         for _ in 0..20 {
             pacing.unavailable(now, "gone", 0.5);
         }
-        assert_eq!((pacing.errors, pacing.status()), (0, PairStatus::Active));
+        assert_eq!((pacing.errors, pacing.status()), (0, SubscriptionStatus::Active));
         assert_eq!(pacing.try_at, now + 30 * SEC);
         assert!(pacing.last_error.is_some());
         pacing.reset_errors(now);

@@ -15,7 +15,10 @@ use super::responses::{Request, Response};
 use super::subscription::{BatchOutcome, Leader};
 use super::{IDLE_LEASE_FACTOR, LogRelay, Recheck};
 use crate::error::Result;
-use crate::log::{LogEvent, Move, Outgoing, PairId, Position, Publisher, Query, Roll, Stored};
+use crate::log::{
+    ClusterView, LogEvent, Outgoing, Position, ProgressUpdate, Publisher, Query, StoredLogEvent,
+    SubscriptionId,
+};
 use crate::relay::dispatch::guarded;
 
 /// How many reads may run at the same time.
@@ -116,7 +119,7 @@ impl LogRelay {
         if !loud && !quiet && !last {
             return;
         }
-        let moves: Vec<Move> = self
+        let moves: Vec<ProgressUpdate> = self
             .subscriptions
             .iter_mut()
             .filter_map(|subscription| {
@@ -175,7 +178,7 @@ impl LogRelay {
         self.release(released);
     }
 
-    pub(super) fn release(&mut self, pairs: Vec<(PairId, i64)>) {
+    pub(super) fn release(&mut self, pairs: Vec<(SubscriptionId, i64)>) {
         if pairs.is_empty() {
             return;
         }
@@ -195,16 +198,17 @@ impl LogRelay {
         }
         self.stored_watermark = safe;
         self.request(Request::Update, async move |log| {
-            let result = log.note_decided(safe).await;
+            let result = log.store_watermark(safe).await;
             Response::Updated { what: "could not store the safe position of the log", result }
         });
     }
 
     /// Creates rows that were deleted.
-    pub(super) fn register_missing(&mut self, view: &Roll) {
-        let there: HashSet<&PairId> = view.pairs.iter().map(|state| &state.id).collect();
+    pub(super) fn register_missing(&mut self, view: &ClusterView) {
+        let there: HashSet<&SubscriptionId> = view.pairs.iter().map(|state| &state.id).collect();
         let missing = self.subscriptions.iter().filter(|subscription| !there.contains(subscription.id()));
-        let missing: Vec<(PairId, bool)> = missing.map(|s| (s.id().clone(), s.pair.from_now)).collect();
+        let missing: Vec<(SubscriptionId, bool)> =
+            missing.map(|s| (s.id().clone(), s.pair.from_now)).collect();
         if missing.is_empty() {
             return;
         }
@@ -217,7 +221,7 @@ impl LogRelay {
         });
     }
 
-    pub(super) fn claim(&mut self, pairs: Vec<PairId>, asked: Instant, lease: Duration) {
+    pub(super) fn claim(&mut self, pairs: Vec<SubscriptionId>, asked: Instant, lease: Duration) {
         // Counted from the time of the request, as the lease is. An idle node sends a heartbeat
         // twice per lease, and when the lease of another node should have ended.
         self.long_lease = lease > self.ttl;
@@ -290,14 +294,14 @@ async fn read_chunk(log: &LogHandle, from: Position, upto: Position, safe: Posit
     Ok(Chunk { from, upto, rows: Vec::new() })
 }
 
-fn position(row: &Stored) -> Position {
+fn position(row: &StoredLogEvent) -> Position {
     match row {
         Ok(event) => event.position,
         Err((position, _)) => *position,
     }
 }
 
-async fn readable(log: &LogHandle, rows: Vec<Stored>) -> Result<Vec<LogEvent>> {
+async fn readable(log: &LogHandle, rows: Vec<StoredLogEvent>) -> Result<Vec<LogEvent>> {
     let mut events = Vec::with_capacity(rows.len());
     for row in rows {
         match row {

@@ -9,7 +9,9 @@ use super::chunks::Chunk;
 use super::subscription::{BatchOutcome, Leader};
 use super::{ADVANCE_PAUSE, LEASE_END_MARGIN, LogRelay, Recheck};
 use crate::error::{Error, Result};
-use crate::log::{Frontier, Move, PairId, PairState, PairStatus, Position, Roll};
+use crate::log::{
+    ClusterView, Position, ProgressUpdate, SubscriptionId, SubscriptionState, SubscriptionStatus, Watermark,
+};
 use crate::store::RelayTask;
 
 /// The shortest time between two queries of the safe position.
@@ -28,7 +30,7 @@ const ERROR_PAUSE: Duration = Duration::from_millis(250);
 /// Responses that the log relay receives.
 pub(super) enum Response {
     Advanced {
-        frontier: Frontier,
+        frontier: Watermark,
         result: Result<()>,
         polled: bool,
     },
@@ -43,17 +45,17 @@ pub(super) enum Response {
         outcome: BatchOutcome,
     },
     Saved {
-        moves: Vec<Move>,
-        result: Result<Vec<PairId>>,
+        moves: Vec<ProgressUpdate>,
+        result: Result<Vec<SubscriptionId>>,
     },
     HeartbeatSent {
         asked: Instant,
         ttl: Duration,
-        result: Result<Roll>,
+        result: Result<ClusterView>,
     },
     Claimed {
         asked: Instant,
-        result: Result<Vec<PairState>>,
+        result: Result<Vec<SubscriptionState>>,
     },
     /// Result of a request that has no other effect, and the message if it failed.
     Updated {
@@ -200,7 +202,7 @@ impl LogRelay {
         let later = now + ERROR_PAUSE;
         match request {
             Request::Advance => {
-                self.frontier = Some(Frontier::from(self.safe));
+                self.frontier = Some(Watermark::from(self.safe));
                 self.retry_advance(later);
             }
             Request::Watch => (self.watching, self.watch_at) = (false, later),
@@ -290,7 +292,7 @@ impl LogRelay {
         }
     }
 
-    pub(super) fn advanced(&mut self, frontier: Frontier, result: Result<()>, polled: bool, now: Instant) {
+    pub(super) fn advanced(&mut self, frontier: Watermark, result: Result<()>, polled: bool, now: Instant) {
         self.advance_at = now + MIN_ADVANCE_INTERVAL;
         let (safe, seen) = (frontier.safe, frontier.seen);
         self.frontier = Some(frontier);
@@ -351,7 +353,12 @@ impl LogRelay {
         }
     }
 
-    pub(super) fn saved(&mut self, moves: &[Move], result: Result<Vec<PairId>>, now: Instant) {
+    pub(super) fn saved(
+        &mut self,
+        moves: &[ProgressUpdate],
+        result: Result<Vec<SubscriptionId>>,
+        now: Instant,
+    ) {
         self.saving = false;
         for saved in moves {
             if let Some(leader) = self.leader_in(&saved.pair, saved.epoch) {
@@ -363,7 +370,7 @@ impl LogRelay {
         let took = now.saturating_duration_since(self.save_at);
         self.save_at = now + (took * 4).clamp(SAVE_DELAY.0, SAVE_DELAY.1);
         self.quiet_save_at = now + QUIET_SAVE_INTERVAL;
-        let moved: HashSet<PairId> = match result {
+        let moved: HashSet<SubscriptionId> = match result {
             Ok(moved) => moved.into_iter().collect(),
             Err(error) => {
                 self.warn_throttled(&error, "could not save positions");
@@ -395,16 +402,22 @@ impl LogRelay {
         self.release(lost);
     }
 
-    pub(super) fn leader_in(&mut self, pair: &PairId, epoch: i64) -> Option<&mut Leader> {
+    pub(super) fn leader_in(&mut self, pair: &SubscriptionId, epoch: i64) -> Option<&mut Leader> {
         let subscription = &mut self.subscriptions[*self.index.get(pair)?];
         subscription.leader.as_mut().filter(|leader| leader.epoch == epoch)
     }
 
     /// Compares the state in memory with the table. Returns the subscriptions to claim.
-    pub(super) fn reconcile(&mut self, asked: Instant, ttl: Duration, view: &Roll) -> Vec<PairId> {
+    pub(super) fn reconcile(
+        &mut self,
+        asked: Instant,
+        ttl: Duration,
+        view: &ClusterView,
+    ) -> Vec<SubscriptionId> {
         let now = Instant::now();
         self.confirm_after = self.confirm_after.filter(|at| *at > asked);
-        let of_others = |state: &&PairState| !state.is_free() && state.leader.as_ref() != Some(&self.node);
+        let of_others =
+            |state: &&SubscriptionState| !state.is_free() && state.leader.as_ref() != Some(&self.node);
         let ends = view.pairs.iter().filter(of_others).map(|state| now + state.remaining + LEASE_END_MARGIN);
         self.others_expire_at = ends.min();
         let orphaned = view.pairs.iter().filter(|state| state.is_free());
@@ -419,7 +432,7 @@ impl LogRelay {
             match &mut subscription.leader {
                 Some(leader) if ours && leader.epoch == state.epoch => {
                     leader.until = asked + ttl;
-                    leader.paused = state.status == PairStatus::Paused;
+                    leader.paused = state.status == SubscriptionStatus::Paused;
                     // Only a state that was read after the last save, and before the next, can be
                     // compared with it.
                     let comparable = !leader.saving && leader.saved_at <= asked;
@@ -450,12 +463,12 @@ impl LogRelay {
         if self.stopping.is_some() {
             return Vec::new();
         }
-        let running: HashSet<PairId> = self.index.keys().cloned().collect();
+        let running: HashSet<SubscriptionId> = self.index.keys().cloned().collect();
         self.register_missing(view);
-        let leaders: HashSet<PairId> =
+        let leaders: HashSet<SubscriptionId> =
             self.subscriptions.iter().filter(|s| s.leader.is_some()).map(|s| s.id().clone()).collect();
         let rebalance = self.balancer.rebalance(&self.node, &running, &leaders, view);
-        let surplus: HashSet<PairId> = rebalance.release.into_iter().collect();
+        let surplus: HashSet<SubscriptionId> = rebalance.release.into_iter().collect();
         for subscription in &mut self.subscriptions {
             let releases = surplus.contains(&subscription.pair.id);
             if let Some(leader) = &mut subscription.leader {
@@ -465,7 +478,7 @@ impl LogRelay {
         rebalance.claim
     }
 
-    pub(super) fn claimed(&mut self, asked: Instant, states: &[PairState]) {
+    pub(super) fn claimed(&mut self, asked: Instant, states: &[SubscriptionState]) {
         let now = Instant::now();
         for state in states {
             let Some(&pair) = self.index.get(&state.id) else { continue };

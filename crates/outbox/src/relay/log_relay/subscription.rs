@@ -6,12 +6,14 @@ use metrics::{Counter, Gauge};
 
 use super::pacing::Pacing;
 use crate::handler::Failure;
-use crate::log::{Move, Pair, PairId, PairState, PairStatus, Position};
+use crate::log::{
+    Position, ProgressUpdate, Subscription, SubscriptionId, SubscriptionState, SubscriptionStatus,
+};
 use crate::metrics::SubscriptionMetrics;
 
 /// A subscription that this node runs, whether it leads it or not.
 pub(super) struct LocalSubscription {
-    pub(super) pair: Pair,
+    pub(super) pair: Subscription,
     pub(super) leader: Option<Leader>,
     pub(super) meters: Meters,
 }
@@ -26,7 +28,7 @@ pub(super) struct Meters {
 }
 
 impl Meters {
-    pub(super) fn new(metrics: &SubscriptionMetrics<'_>, pair: &PairId) -> Self {
+    pub(super) fn new(metrics: &SubscriptionMetrics<'_>, pair: &SubscriptionId) -> Self {
         Self {
             published: metrics.counter("log.published", pair),
             errors: metrics.counter("log.errors", pair),
@@ -97,12 +99,18 @@ pub(super) enum BatchOutcome {
 }
 
 impl LocalSubscription {
-    pub(super) fn id(&self) -> &PairId {
+    pub(super) fn id(&self) -> &SubscriptionId {
         &self.pair.id
     }
 
     /// Starts to lead, from the state in the table.
-    pub(super) fn start_leading(&mut self, state: &PairState, asked: Instant, ttl: Duration, now: Instant) {
+    pub(super) fn start_leading(
+        &mut self,
+        state: &SubscriptionState,
+        asked: Instant,
+        ttl: Duration,
+        now: Instant,
+    ) {
         let pacing = Pacing::new(self.pair.pace(), state.error_count, state.last_error.clone(), now);
         self.leader = Some(Leader {
             epoch: state.epoch,
@@ -113,7 +121,7 @@ impl LocalSubscription {
             cursor: state.position,
             published: false,
             pacing,
-            paused: state.status == PairStatus::Paused,
+            paused: state.status == SubscriptionStatus::Paused,
             releasing: false,
             in_flight: None,
         });
@@ -130,7 +138,7 @@ impl LocalSubscription {
 }
 
 impl Saved {
-    fn of(state: &PairState) -> Self {
+    fn of(state: &SubscriptionState) -> Self {
         Self { position: state.position, errors: state.error_count, last_error: state.last_error.clone() }
     }
 }
@@ -223,8 +231,8 @@ impl Leader {
     }
 
     /// The update to save.
-    pub(super) fn to_save(&self, id: &PairId) -> Move {
-        Move {
+    pub(super) fn to_save(&self, id: &SubscriptionId) -> ProgressUpdate {
+        ProgressUpdate {
             pair: id.clone(),
             epoch: self.epoch,
             from: self.saved.position,
@@ -236,7 +244,7 @@ impl Leader {
     }
 
     /// Records that the update is saved.
-    pub(super) fn mark_saved(&mut self, saved: &Move) {
+    pub(super) fn mark_saved(&mut self, saved: &ProgressUpdate) {
         self.saved =
             Saved { position: saved.to, errors: saved.error_count, last_error: saved.last_error.clone() };
     }

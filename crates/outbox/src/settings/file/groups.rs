@@ -9,7 +9,7 @@ use super::count::{Bytes, Count, Factor};
 use super::mode::WrittenMode;
 use super::time::Time;
 use crate::handler::Unrouted;
-use crate::log::PaceSettings;
+use crate::log::PacingSettings;
 use crate::relay::{Mode, PurgeSettings, RelayBuilder};
 use crate::retry::Backoff;
 use crate::store::{Completion, OnDead};
@@ -207,21 +207,21 @@ impl Groups {
 
     fn apply_log<S>(&self, mut relay: RelayBuilder<S>) -> RelayBuilder<S> {
         let Log { lease, watch, batch_size, interval, timeout } = &self.log;
-        relay = set(relay, *lease, |relay, time| relay.pair_lease(time.0));
+        relay = set(relay, *lease, |relay, time| relay.subscription_lease(time.0));
         relay = set(relay, *watch, |relay, time| relay.log_watch(time.0));
         let IdleBackoff { enabled, threshold, multiplier, max } = &self.backoff;
         let threshold = match enabled {
             Some(false) => Some(u32::MAX),
             _ => threshold.map(Count::get_u32),
         };
-        relay.pair_defaults(PaceSettings {
+        relay.subscription_defaults(PacingSettings {
             batch: batch_size.map(Count::get),
             interval: interval.map(|time| time.0),
             timeout: timeout.map(|time| time.0),
             idle_after: threshold,
             idle_multiplier: multiplier.map(Factor::get),
             idle_max: max.map(|time| time.0),
-            ..PaceSettings::default()
+            ..PacingSettings::default()
         })
     }
 }

@@ -28,8 +28,8 @@ use super::store::SqlStore;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::log::{
-    Appended, BoundedRead, Condition, Frontier, Item, LogStore, OpenAppend, PairId, Position, Query, Stored,
-    Unreadable,
+    Appended, BoundedRead, Condition, Item, LogStore, OpenAppend, Position, Query, StoredLogEvent,
+    SubscriptionId, Unreadable, Watermark,
 };
 use crate::store::short_error;
 
@@ -84,11 +84,11 @@ pub trait LogDialect: sqlx::Database + Sized {
     fn look(
         sql: &dyn Render,
         conn: &mut Self::Connection,
-        frontier: &mut Frontier,
+        frontier: &mut Watermark,
     ) -> impl Future<Output = Result<()>> + Send;
 
     /// A row that [`statements::read`] selected.
-    fn stored(row: &Self::Row) -> Result<Stored, sqlx::Error>;
+    fn stored(row: &Self::Row) -> Result<StoredLogEvent, sqlx::Error>;
 }
 
 /// Events, and what must hold for them to be appended.
@@ -235,7 +235,7 @@ impl<DB: Database> SqlStore<DB> {
         query: &Query,
         range: Range,
         current: bool,
-    ) -> Result<Vec<Stored>> {
+    ) -> Result<Vec<StoredLogEvent>> {
         // As many as any database can count to.
         let range = Range { limit: range.limit.min(u32::MAX as usize), ..range };
         let current = if current { DB::CURRENT } else { "" };
@@ -251,12 +251,16 @@ impl<DB: Database> SqlStore<DB> {
     }
 
     /// Reads for the application, which has connections of its own.
-    pub(crate) async fn read_for_application(&self, query: &Query, range: Range) -> Result<Vec<Stored>> {
+    pub(crate) async fn read_for_application(
+        &self,
+        query: &Query,
+        range: Range,
+    ) -> Result<Vec<StoredLogEvent>> {
         let source = if DB::READS_APART { &self.pools.read } else { &self.pools.write };
         self.read_by(source, query, range).await
     }
 
-    async fn read_by(&self, source: &Source<DB>, query: &Query, range: Range) -> Result<Vec<Stored>> {
+    async fn read_by(&self, source: &Source<DB>, query: &Query, range: Range) -> Result<Vec<StoredLogEvent>> {
         let mut conn = source.acquire().await?;
         let read = self.read_on(&mut conn, query, range, false).await?;
         conn.finish().await?;
@@ -314,7 +318,7 @@ impl<DB: Database> LogStore for SqlStore<DB> {
         after: Position,
         upto: Option<Position>,
         limit: usize,
-    ) -> Result<Vec<Stored>> {
+    ) -> Result<Vec<StoredLogEvent>> {
         self.read_by(&self.pools.read, query, Range { after, upto, limit }).await
     }
 
@@ -396,7 +400,7 @@ impl<DB: Database> LogStore for SqlStore<DB> {
         .await
     }
 
-    async fn advance(&self, frontier: &mut Frontier) -> Result<()> {
+    async fn advance(&self, frontier: &mut Watermark) -> Result<()> {
         let looked = async {
             let mut conn = self.pools.read.acquire().await?;
             DB::look(self.renderer(), &mut conn, frontier).await.map_err(|e| self.explain_log(e))?;
@@ -415,7 +419,7 @@ impl<DB: Database> LogStore for SqlStore<DB> {
         Ok(statements::position::<DB>(&rows)?)
     }
 
-    async fn note_decided(&self, safe: Position) -> Result<()> {
+    async fn store_watermark(&self, safe: Position) -> Result<()> {
         let values = || vec![Value::text(FRONTIER), Value::Int(safe.get())];
         if self.run(statements::NOTE_DECIDED, values()).await? == 0 {
             // Nobody has come anywhere yet.
@@ -443,13 +447,15 @@ impl<DB: Database> LogStore for SqlStore<DB> {
         .await
     }
 
-    async fn waiting(&self) -> Result<Vec<(PairId, OpenAppend)>> {
+    async fn waiting(&self) -> Result<Vec<(SubscriptionId, OpenAppend)>> {
         let names = self.renderer().names();
         let Some(waiting) = DB::waiting_pairs(names) else { return Ok(Vec::new()) };
         let rows = self.fetch(waiting, Vec::new()).await.map_err(|e| self.explain_log(e))?;
         let one = |row: &DB::Row| {
-            let pair =
-                PairId::new(DB::text(row, 0)?.unwrap_or_default(), DB::text(row, 1)?.unwrap_or_default());
+            let pair = SubscriptionId::new(
+                DB::text(row, 0)?.unwrap_or_default(),
+                DB::text(row, 1)?.unwrap_or_default(),
+            );
             let open = OpenAppend {
                 backend: DB::int(row, 2)?,
                 since: DB::time(row, 3)?,

@@ -10,7 +10,7 @@ use super::rows::{self, stored, tags_from_json};
 use super::{Append, LogDialect, Outcome, statements};
 use crate::error::Result;
 use crate::event::Event;
-use crate::log::{Frontier, Item, Position, Tag};
+use crate::log::{Item, Position, Tag, Watermark};
 use crate::sql::dialect::{Dialect as _, Render, Value};
 use crate::sql::names::Names;
 use crate::sql::tidb;
@@ -76,7 +76,7 @@ impl LogDialect for MySql {
         Ok(statements::position::<Self>(&Self::fetch(conn, statement, Vec::new()).await?)?)
     }
 
-    async fn look(sql: &dyn Render, conn: &mut MySqlConnection, frontier: &mut Frontier) -> Result<()> {
+    async fn look(sql: &dyn Render, conn: &mut MySqlConnection, frontier: &mut Watermark) -> Result<()> {
         let rows = Self::fetch(conn, sql.render(Self::HEAD), Vec::new()).await?;
         let end = statements::position::<Self>(&rows)?;
         frontier.ends_at(end);

@@ -8,7 +8,7 @@ use sqlx::postgres::{PgConnection, PgRow, Postgres};
 use super::rows::{self, stored};
 use super::{Append, LogDialect, Outcome, too_isolated};
 use crate::error::{Error, Result};
-use crate::log::{Frontier, Item, Look, Position, Tag};
+use crate::log::{Item, LogObservation, Position, Tag, Watermark};
 use crate::sql::dialect::{Dialect as _, Render, Value};
 use crate::sql::names::Names;
 
@@ -102,7 +102,7 @@ impl LogDialect for Postgres {
         Ok(super::statements::position::<Self>(&rows)?)
     }
 
-    async fn look(sql: &dyn Render, conn: &mut PgConnection, frontier: &mut Frontier) -> Result<()> {
+    async fn look(sql: &dyn Render, conn: &mut PgConnection, frontier: &mut Watermark) -> Result<()> {
         if sql.names().product.find_distributed(conn).await? {
             let end = super::statements::position::<Self>(
                 &Self::fetch(conn, sql.render(Self::HEAD), Vec::new()).await?,
@@ -123,7 +123,7 @@ impl LogDialect for Postgres {
         }
         let place =
             |column| row.try_get::<Option<i64>, _>(column).map(|n| Position::new(n.unwrap_or_default()));
-        frontier.learn(Look {
+        frontier.learn(LogObservation {
             drawn: place(0)?,
             holders: row.try_get::<Vec<String>, _>(1)?.into_iter().collect(),
             server: row.try_get(2)?,

@@ -99,7 +99,7 @@ pub(super) fn insert(events: &[Event], first: Option<i64>) -> (String, Vec<Value
 /// makes tags of a row's third column. Unchecked: the columns have our types, and there may be millions of rows.
 macro_rules! stored {
     ($tags:path, check_json: $check_json:expr) => {
-        fn stored(row: &Self::Row) -> Result<$crate::log::Stored, sqlx::Error> {
+        fn stored(row: &Self::Row) -> Result<$crate::log::StoredLogEvent, sqlx::Error> {
             use sqlx::Row as _;
 
             use $crate::event::{AggregateType, Due, Event, EventId, EventType, GLOBAL, Parts};

@@ -7,7 +7,7 @@ use super::rows::{self, stored, tags_from_json};
 use super::{Append, LogDialect, Outcome, statements};
 use crate::error::Result;
 use crate::event::Event;
-use crate::log::{Frontier, Item, Position, Tag};
+use crate::log::{Item, Position, Tag, Watermark};
 use crate::sql::dialect::{Dialect as _, Render};
 
 /// How many events go into one INSERT: below the 32,766 placeholders that SQLite allows.
@@ -53,7 +53,7 @@ impl LogDialect for Sqlite {
         Ok(statements::position::<Self>(&Self::fetch(conn, sql.render(Self::HEAD), Vec::new()).await?)?)
     }
 
-    async fn look(sql: &dyn Render, conn: &mut SqliteConnection, frontier: &mut Frontier) -> Result<()> {
+    async fn look(sql: &dyn Render, conn: &mut SqliteConnection, frontier: &mut Watermark) -> Result<()> {
         let rows = Self::fetch(conn, sql.render(Self::HEAD), Vec::new()).await?;
         let end = statements::position::<Self>(&rows)?;
         frontier.ends_at(end);

@@ -155,7 +155,7 @@ pub async fn events_ahead_in_the_key_are_found(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let k = scene.write((0..5).map(|_| keyed("k"))).await;
     let other = scene.write([keyed("other"), event("none")]).await;
-    let facts = async |id: &EventId| scene.store.circumstances(id).await.unwrap();
+    let facts = async |id: &EventId| scene.store.delivery_facts(id).await.unwrap();
 
     let first = facts(&k[0]).await;
     assert_eq!(id_of(first.event.as_ref()), Some(&k[0]));
@@ -188,19 +188,19 @@ pub async fn the_facts_around_an_event_are_reported(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let ids = scene.write((0..4).map(|_| event("n"))).await;
     scene.write([event("delayed").deliver_after(DAY)]).await;
-    let facts = async || scene.store.circumstances(&ids[3]).await.unwrap();
+    let facts = async || scene.store.delivery_facts(&ids[3]).await.unwrap();
     let quiet = facts().await;
-    assert_eq!((quiet.due_before, quiet.somebody_holds), (3, false));
+    assert_eq!((quiet.due_before, quiet.any_leased), (3, false));
     assert_eq!((quiet.leader, quiet.last_settled), (None, None));
     assert_eq!(quiet.now, scene.now());
 
     let held = scene.lease_one("a").await;
     let busy = facts().await;
-    assert_eq!((busy.due_before, busy.somebody_holds), (2, true));
+    assert_eq!((busy.due_before, busy.any_leased), (2, true));
     scene.settle("a", &held, Verdict::Done).await;
     scene.pass(SECOND);
     let settled = facts().await;
-    assert_eq!((settled.due_before, settled.somebody_holds), (2, false));
+    assert_eq!((settled.due_before, settled.any_leased), (2, false));
     assert_eq!(settled.last_settled, Some(scene.now() - chrono::Duration::seconds(1)));
 
     let state = NodeState { active: true, ..NodeState::default() };

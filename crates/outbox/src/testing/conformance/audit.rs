@@ -2,7 +2,7 @@
 
 use super::{Harness, LEASE, SECOND, Scene, dead, event, holder, keyed};
 use crate::event::{Event, EventId, Payload};
-use crate::store::{Deed, Edit, Filter, NodeId, Status, Verdict};
+use crate::store::{AuditEntry, Edit, Filter, NodeId, Status, Verdict};
 
 fn ada() -> NodeId {
     NodeId::from("ada")
@@ -118,7 +118,7 @@ pub async fn audit_entries_are_written(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     assert!(scene.store.audits(None, 10).await.unwrap().is_empty());
     let text = |text: &str| text.to_owned();
-    let deed = Deed {
+    let deed = AuditEntry {
         actor: text("ada <b>"),
         via: text("api"),
         action: text("dead.replay"),
@@ -129,7 +129,7 @@ pub async fn audit_entries_are_written(harness: &impl Harness) {
     let began = scene.now();
     scene.pass(SECOND);
     let long = "ü".repeat(70_000);
-    let cut = Deed {
+    let cut = AuditEntry {
         actor: long.clone(),
         via: long.clone(),
         action: long.clone(),
@@ -137,11 +137,11 @@ pub async fn audit_entries_are_written(harness: &impl Harness) {
         details: Some(long),
     };
     let second = scene.store.audit(&cut).await.unwrap();
-    let third = scene.store.audit(&Deed::default()).await.unwrap();
+    let third = scene.store.audit(&AuditEntry::default()).await.unwrap();
     assert!(first < second && second < third);
-    scene.store.audited(first, "stopped: <i>", Some(7)).await.unwrap();
-    scene.store.audited(third, "done", None).await.unwrap();
-    scene.store.audited(third + 1_000, "unknown", Some(1)).await.unwrap();
+    scene.store.finish_audit(first, "stopped: <i>", Some(7)).await.unwrap();
+    scene.store.finish_audit(third, "done", None).await.unwrap();
+    scene.store.finish_audit(third + 1_000, "unknown", Some(1)).await.unwrap();
 
     let all = scene.store.audits(None, 10).await.unwrap();
     assert_eq!(all.iter().map(|a| a.id).collect::<Vec<_>>(), [third, second, first]);
@@ -170,7 +170,7 @@ pub async fn old_audit_entries_are_purged_in_batches(harness: &impl Harness) {
     let day = 86_400 * SECOND;
     assert_eq!(scene.store.purge_audits(day, 10).await.unwrap(), 0);
     let write = async |action: &str| {
-        let deed = Deed { actor: "ada".to_owned(), action: action.to_owned(), ..Deed::default() };
+        let deed = AuditEntry { actor: "ada".to_owned(), action: action.to_owned(), ..AuditEntry::default() };
         scene.store.audit(&deed).await.unwrap()
     };
     for _ in 0..5 {

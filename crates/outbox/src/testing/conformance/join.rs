@@ -6,19 +6,19 @@ use std::time::Duration;
 use super::{Harness, LEASE, SECOND, Scene, again, dead, event, holder, leasing, settlement};
 use crate::error::Error;
 use crate::event::EventId;
-use crate::join::{Decision, Join, JoinError, JoinId, JoinStatus, NewJoin, Step};
+use crate::join::{FollowUp, Join, JoinError, JoinId, JoinStatus, NewJoin, Step};
 use crate::sql::Clock;
 use crate::store::{
-    Acted, Completion, Delivery, Filter, JoinAct, JoinFilter, Purge, Purgeable, Settled, Status, Take,
-    Verdict,
+    Completion, Delivery, Filter, JoinCommand, JoinFilter, JoinOutcome, Purge, Purgeable, Settled, Status,
+    Take, Verdict,
 };
 
 impl Scene {
-    async fn act(&self, act: JoinAct) -> Acted {
+    async fn act(&self, act: JoinCommand) -> JoinOutcome {
         self.store.join(&act).await.expect("the command succeeds")
     }
 
-    async fn refused(&self, act: JoinAct) -> JoinError {
+    async fn refused(&self, act: JoinCommand) -> JoinError {
         match self.store.join(&act).await {
             Err(Error::Join(error)) => error,
             other => panic!("expected a refusal, got {other:?}"),
@@ -27,21 +27,21 @@ impl Scene {
 
     async fn start_join(&self, steps: u32) -> JoinId {
         let id = JoinId::generate();
-        self.act(JoinAct::Start { id: id.clone(), join: NewJoin::of(steps) }).await;
+        self.act(JoinCommand::Start { id: id.clone(), join: NewJoin::of(steps) }).await;
         id
     }
 
-    async fn attach(&self, join: &JoinId, steps: &[EventId]) -> Acted {
+    async fn attach(&self, join: &JoinId, steps: &[EventId]) -> JoinOutcome {
         self.act(attach(join, steps)).await
     }
 
-    async fn report(&self, join: &JoinId, step: &EventId, became: Step) -> Acted {
+    async fn report(&self, join: &JoinId, step: &EventId, became: Step) -> JoinOutcome {
         self.act(report(join, step, became)).await
     }
 
     /// Sets the follow-ups `then` and `sorry`.
-    async fn wait(&self, join: &JoinId, strict: bool) -> Acted {
-        self.act(JoinAct::Wait { join: join.clone(), decision: decision(strict) }).await
+    async fn wait(&self, join: &JoinId, strict: bool) -> JoinOutcome {
+        self.act(JoinCommand::Wait { join: join.clone(), decision: decision(strict) }).await
     }
 
     async fn join(&self, id: &JoinId) -> Join {
@@ -70,17 +70,17 @@ impl Scene {
     }
 }
 
-fn attach(join: &JoinId, steps: &[EventId]) -> JoinAct {
-    JoinAct::Attach { join: join.clone(), home: String::new(), steps: steps.to_vec() }
+fn attach(join: &JoinId, steps: &[EventId]) -> JoinCommand {
+    JoinCommand::Attach { join: join.clone(), home: String::new(), steps: steps.to_vec() }
 }
 
-fn report(join: &JoinId, step: &EventId, became: Step) -> JoinAct {
-    JoinAct::Report { join: join.clone(), step: step.clone(), became }
+fn report(join: &JoinId, step: &EventId, became: Step) -> JoinCommand {
+    JoinCommand::Report { join: join.clone(), step: step.clone(), became }
 }
 
-fn decision(strict: bool) -> Decision {
+fn decision(strict: bool) -> FollowUp {
     let follow_up = |event_type: &str| Some(event(event_type).build().expect("a valid event"));
-    Decision { strict, on_complete: follow_up("then"), on_fail: follow_up("sorry") }
+    FollowUp { strict, on_complete: follow_up("then"), on_fail: follow_up("sorry") }
 }
 
 fn unknown() -> JoinId {
@@ -93,7 +93,7 @@ pub async fn a_join_starts_with_nothing_counted(harness: &impl Harness) {
     let new = NewJoin::of(3).group("customer-42").metadata(r#"{"phase": "extract"}"#);
     let ids = [JoinId::generate(), JoinId::generate()];
     for id in &ids {
-        let started = scene.act(JoinAct::Start { id: id.clone(), join: new.clone() }).await;
+        let started = scene.act(JoinCommand::Start { id: id.clone(), join: new.clone() }).await;
         assert_eq!(started.join, Some(scene.join(id).await));
     }
     let join = scene.join(&ids[0]).await;
@@ -108,7 +108,7 @@ pub async fn a_join_starts_with_nothing_counted(harness: &impl Harness) {
 pub async fn a_join_needs_at_least_one_step(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     for steps in [0, u32::MAX] {
-        let start = JoinAct::Start { id: JoinId::generate(), join: NewJoin::of(steps) };
+        let start = JoinCommand::Start { id: JoinId::generate(), join: NewJoin::of(steps) };
         assert_eq!(scene.refused(start).await, JoinError::Steps { steps: steps.into() });
     }
 }
@@ -119,7 +119,7 @@ pub async fn joins_are_listed_by_group_and_status(harness: &impl Harness) {
     for (group, count) in [("a", 3), ("b", 2)] {
         for _ in 0..count {
             let id = JoinId::generate();
-            scene.act(JoinAct::Start { id, join: NewJoin::of(1).group(group) }).await;
+            scene.act(JoinCommand::Start { id, join: NewJoin::of(1).group(group) }).await;
         }
     }
     let list = async |filter: JoinFilter, limit| scene.store.joins(&filter, limit).await.unwrap();
@@ -129,7 +129,7 @@ pub async fn joins_are_listed_by_group_and_status(harness: &impl Harness) {
     let first = list(JoinFilter::default(), 2).await;
     let rest = list(JoinFilter { after: Some(first[1].id.clone()), ..JoinFilter::default() }, 9).await;
     assert_eq!((first.len(), rest.len()), (2, 3));
-    scene.act(JoinAct::Cancel { join: first[0].id.clone() }).await;
+    scene.act(JoinCommand::Cancel { join: first[0].id.clone() }).await;
     let cancelled = JoinFilter { status: Some(JoinStatus::Cancelled), ..JoinFilter::default() };
     assert_eq!(list(cancelled, 9).await.len(), 1);
 }
@@ -333,8 +333,8 @@ pub async fn the_follow_up_keeps_its_payload_and_its_delay(harness: &impl Harnes
         .deliver_after(Duration::from_secs(60))
         .build()
         .unwrap();
-    let decision = Decision { strict: true, on_complete: Some(follows.clone()), on_fail: None };
-    scene.act(JoinAct::Wait { join, decision }).await;
+    let decision = FollowUp { strict: true, on_complete: Some(follows.clone()), on_fail: None };
+    scene.act(JoinCommand::Wait { join, decision }).await;
     scene.pass(10 * SECOND);
     scene.settle("a", &taken[0], Verdict::Done).await;
     let stored = scene.see(follows.id()).await;
@@ -361,7 +361,7 @@ pub async fn a_follow_up_is_set_once(harness: &impl Harness) {
     let (join, taken) = scene.steps(1).await;
     scene.wait(&join, true).await;
     assert!(!scene.wait(&join, true).await.wrote);
-    let other = JoinAct::Wait { join: join.clone(), decision: decision(false) };
+    let other = JoinCommand::Wait { join: join.clone(), decision: decision(false) };
     assert_eq!(scene.refused(other.clone()).await, JoinError::Decided { id: join.clone() });
     scene.settle("a", &taken[0], Verdict::Done).await;
     assert!(!scene.wait(&join, true).await.wrote);
@@ -394,7 +394,7 @@ pub async fn a_cancelled_join_has_no_follow_up(harness: &impl Harness) {
     let (join, taken) = scene.steps(1).await;
     scene.wait(&join, true).await;
     for _ in 0..2 {
-        let cancelled = scene.act(JoinAct::Cancel { join: join.clone() }).await;
+        let cancelled = scene.act(JoinCommand::Cancel { join: join.clone() }).await;
         assert_eq!(cancelled.join.unwrap().status, JoinStatus::Cancelled);
     }
     assert_eq!(scene.settle("a", &taken[0], Verdict::Done).await, 1);
@@ -411,7 +411,7 @@ pub async fn cancelling_a_closed_join_changes_nothing(harness: &impl Harness) {
     scene.settle("a", &taken[0], Verdict::Done).await;
     let before = scene.join(&join).await;
     scene.pass(SECOND);
-    assert_eq!(scene.act(JoinAct::Cancel { join: join.clone() }).await.join.as_ref(), Some(&before));
+    assert_eq!(scene.act(JoinCommand::Cancel { join: join.clone() }).await.join.as_ref(), Some(&before));
     assert_eq!(scene.join(&join).await, before);
 }
 
@@ -530,8 +530,8 @@ pub async fn unknown_closed_and_full_joins_are_refused(harness: &impl Harness) {
     for act in [
         attach(&unknown(), &steps[..1]),
         report(&unknown(), &steps[0], Step::Completed),
-        JoinAct::Wait { join: unknown(), decision: decision(true) },
-        JoinAct::Cancel { join: unknown() },
+        JoinCommand::Wait { join: unknown(), decision: decision(true) },
+        JoinCommand::Cancel { join: unknown() },
     ] {
         assert_eq!(scene.refused(act).await, JoinError::Unknown { id: unknown() });
     }
@@ -544,7 +544,7 @@ pub async fn unknown_closed_and_full_joins_are_refused(harness: &impl Harness) {
     scene.attach(&join, &steps[..1]).await;
     assert_eq!(scene.refused(attach(&join, &steps[1..])).await, full);
     assert_eq!(scene.refused(report(&join, &steps[1], Step::Completed)).await, full);
-    scene.act(JoinAct::Cancel { join: join.clone() }).await;
+    scene.act(JoinCommand::Cancel { join: join.clone() }).await;
     let closed = JoinError::Closed { id: join.clone(), status: JoinStatus::Cancelled };
     assert_eq!(scene.refused(attach(&join, &steps[1..])).await, closed);
     assert_eq!(scene.refused(report(&join, &steps[1], Step::Failed)).await, closed);
@@ -557,14 +557,14 @@ pub async fn unknown_closed_and_full_joins_are_refused(harness: &impl Harness) {
 pub async fn a_join_in_another_database_gets_a_report_event(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let steps = scene.write([event("step"), event("step")]).await;
-    let away = |steps: &[EventId]| JoinAct::Attach {
+    let away = |steps: &[EventId]| JoinCommand::Attach {
         join: JoinId::from("join-7"),
         home: "acme".to_owned(),
         steps: steps.to_vec(),
     };
     let taken = scene.lease("a").await;
     for _ in 0..2 {
-        assert_eq!(scene.act(away(&steps[..1])).await, Acted::default());
+        assert_eq!(scene.act(away(&steps[..1])).await, JoinOutcome::default());
     }
     scene.settle_all(&holder("a"), [(&taken[0], Verdict::Done), (&taken[1], dead("no"))]).await;
     // Settled before it was attached.
@@ -593,7 +593,7 @@ pub async fn the_row_of_a_step_has_home_and_outcome(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let steps = scene.write([event("step"), event("step"), event("step")]).await;
     let (away, here) = (JoinId::from("join-7"), scene.start_join(1).await);
-    let to = |join: &JoinId, home: &str, steps: &[EventId]| JoinAct::Attach {
+    let to = |join: &JoinId, home: &str, steps: &[EventId]| JoinCommand::Attach {
         join: join.clone(),
         home: home.to_owned(),
         steps: steps.to_vec(),
@@ -631,7 +631,7 @@ pub async fn a_join_at_this_databases_own_name_is_local(harness: &impl Harness) 
     scene.wait(&join, true).await;
     let step = scene.write_one(event("step")).await;
     let home = scene.store.name().to_owned();
-    scene.act(JoinAct::Attach { join: join.clone(), home, steps: vec![step] }).await;
+    scene.act(JoinCommand::Attach { join: join.clone(), home, steps: vec![step] }).await;
     let taken = scene.lease("a").await;
     scene.settle("a", &taken[0], Verdict::Done).await;
     assert_eq!(scene.counters(&join).await, (1, 1, 0));
@@ -645,7 +645,7 @@ pub async fn a_database_with_two_names_counts_its_steps(harness: &impl Harness) 
     scene.wait(&join, true).await;
     let step = scene.write_one(event("step")).await;
     let home = "another name of it".to_owned();
-    scene.act(JoinAct::Attach { join: join.clone(), home, steps: vec![step.clone()] }).await;
+    scene.act(JoinCommand::Attach { join: join.clone(), home, steps: vec![step.clone()] }).await;
     let taken = scene.lease("a").await;
     scene.settle("a", &taken[0], Verdict::Done).await;
     assert_eq!(scene.counters(&join).await, (0, 0, 0));
@@ -662,8 +662,8 @@ pub async fn a_follow_up_with_an_existing_id_is_not_written_again(harness: &impl
     let follows = event("then").id("then-7").build().unwrap();
     for _ in 0..2 {
         let (join, taken) = scene.steps(1).await;
-        let decision = Decision { strict: true, on_complete: Some(follows.clone()), on_fail: None };
-        scene.act(JoinAct::Wait { join: join.clone(), decision }).await;
+        let decision = FollowUp { strict: true, on_complete: Some(follows.clone()), on_fail: None };
+        scene.act(JoinCommand::Wait { join: join.clone(), decision }).await;
         let step = taken.iter().find(|d| *d.event.event_type() == "step").expect("the step is due");
         assert_eq!(scene.settle("a", step, Verdict::Done).await, 1);
         assert_eq!(scene.join(&join).await.status, JoinStatus::Completed);

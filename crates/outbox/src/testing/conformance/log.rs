@@ -8,7 +8,9 @@ use chrono::SubsecRound as _;
 use super::{Harness, SECOND, Scene, event};
 use crate::error::Error;
 use crate::event::{Event, EventBuilder, EventId};
-use crate::log::{Appended, Condition, Frontier, LogEvent, LogStore, PairId, PairStatus, Position, Query};
+use crate::log::{
+    Appended, Condition, LogEvent, LogStore, Position, Query, SubscriptionId, SubscriptionStatus, Watermark,
+};
 use crate::store::SharedStore;
 
 /// A scene whose store has a log; `None`: the cases are skipped.
@@ -59,7 +61,7 @@ fn positions(events: &[LogEvent]) -> Vec<Position> {
 }
 
 async fn safe(scene: &Scene) -> Position {
-    let mut frontier = Frontier::default();
+    let mut frontier = Watermark::default();
     log(scene).advance(&mut frontier).await.expect("the watermark is advanced");
     frontier.safe
 }
@@ -328,7 +330,7 @@ pub async fn the_watermark_is_stored(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
     assert_eq!(log(&scene).decided().await.expect("it is read"), Position::START);
     for note in [5, 5, 9, 3] {
-        log(&scene).note_decided(Position::new(note)).await.expect("it is stored");
+        log(&scene).store_watermark(Position::new(note)).await.expect("it is stored");
         assert_eq!(log(&scene).decided().await.expect("it is read"), Position::new(note));
     }
 }
@@ -341,7 +343,7 @@ pub async fn appended_events_are_settled_and_safe(harness: &impl Harness) {
         assert_eq!(log(&scene).settled(query).await.expect("it is settled"), Position::START);
     }
     assert_eq!(safe(&scene).await, Position::START);
-    let mut frontier = Frontier::default();
+    let mut frontier = Watermark::default();
     for n in 0..5 {
         let at = append(&scene, [tagged("a", &[("w", "1")]), event("b")]).await[1];
         for query in &nothing {
@@ -435,7 +437,7 @@ pub async fn old_events_of_the_log_are_purged_once_every_subscription_has_passed
     let old = append(&scene, (0..6).map(|n| tagged("E", &[("n", &n.to_string()), ("all", "")]))).await;
     scene.pass(2 * day);
     let young = append(&scene, [tagged("E", &[("all", "")]), tagged("E", &[("all", "")])]).await;
-    let (fast, slow) = (PairId::new("t", "fast"), PairId::new("t", "slow"));
+    let (fast, slow) = (SubscriptionId::new("t", "fast"), SubscriptionId::new("t", "slow"));
     log(&scene).register(&[(fast.clone(), false), (slow.clone(), false)]).await.unwrap();
     log(&scene).reset(&fast, young[1]).await.unwrap();
     assert_eq!(
@@ -444,7 +446,7 @@ pub async fn old_events_of_the_log_are_purged_once_every_subscription_has_passed
         "one subscription has published nothing yet"
     );
     log(&scene).reset(&slow, old[3]).await.unwrap();
-    log(&scene).set_status("slow", None, PairStatus::Paused).await.unwrap();
+    log(&scene).set_status("slow", None, SubscriptionStatus::Paused).await.unwrap();
     for purged in [3, 1, 0] {
         assert_eq!(log(&scene).purge_log(day, 3).await.unwrap(), purged);
     }

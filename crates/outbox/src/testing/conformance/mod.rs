@@ -503,7 +503,7 @@ fn taking(by: Holder) -> Take {
         only: None,
         probe: None,
         destinations: Default::default(),
-        frontiers: HashMap::new(),
+        held_up_to: HashMap::new(),
         together: true,
         max_bytes: usize::MAX,
         by_aggregate: false,

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use super::exclusive::exclusive;
 use super::{Harness, LEASE, SECOND, Scene, after, again, dead, event, holder, ids, keyed, leasing, taking};
 use crate::event::{EventBuilder, EventId};
-use crate::store::{Delivery, OnDead, Origin, Reach, RunId, Take, Taken, Verdict};
+use crate::store::{Delivery, KeyProgress, KeyQueueId, OnDead, Origin, Take, Taken, Verdict};
 
 /// The caller holds all events of a key up to this one.
-fn upto(key: &str, last: &Delivery) -> HashMap<RunId, Reach> {
-    let reach = Reach { seq: last.seq.expect("it was taken from the table"), together: last.claim == 0 };
-    HashMap::from([(RunId::of_key(key), reach)])
+fn upto(key: &str, last: &Delivery) -> HashMap<KeyQueueId, KeyProgress> {
+    let reach =
+        KeyProgress { seq: last.seq.expect("it was taken from the table"), together: last.claim == 0 };
+    HashMap::from([(KeyQueueId::of_key(key), reach)])
 }
 
 /// Events of type `thing` go to one destination, those of type `other` to another one, those of
@@ -71,8 +72,8 @@ pub async fn a_key_is_taken_over_as_a_whole(harness: &impl Harness) {
         let written = scene.write([keyed("a"), keyed("a"), keyed("a"), keyed("b")]).await;
         let head = scene.take(&Take { limit: 1, together, ..leasing("old") }).await.deliveries.remove(0);
         scene.pass(LEASE / 2);
-        let frontiers = upto("a", &head);
-        let rest = scene.take(&Take { frontiers, together, ..leasing("old") }).await.deliveries;
+        let held_up_to = upto("a", &head);
+        let rest = scene.take(&Take { held_up_to, together, ..leasing("old") }).await.deliveries;
         assert_eq!(ids(&rest), written[1..]);
         scene.pass(LEASE / 2 + SECOND);
         let taken = scene.take(&Take { together, ..leasing("new") }).await;
@@ -177,7 +178,7 @@ pub async fn skipped_types_block_their_own_destination_only(harness: &impl Harne
     let taken = scene.take(&skipping).await;
     assert_eq!(ids(&taken.deliveries), things);
     assert_eq!(behind(&taken), ["a"], "an event without a known destination waits, and so do later ones");
-    assert!(taken.behind_types.contains("any") && taken.behind_types.contains("other"));
+    assert!(taken.skipped_types.contains("any") && taken.skipped_types.contains("other"));
     scene.pass(2 * LEASE);
     let leased = scene.take(&Take { by: holder("one"), ..skipping.clone() }).await;
     assert_eq!(ids(&leased.deliveries), things);
@@ -210,7 +211,7 @@ pub async fn a_failing_event_blocks_its_own_destination_only(harness: &impl Harn
         let one = BTreeMap::from([("thing".to_owned(), 1)]);
         let taken = scene.take(&Take { destinations: one, ..take.clone() }).await;
         assert!(taken.deliveries.is_empty(), "an event of an unknown type may have any destination");
-        assert!(taken.behind_types.contains("other"), "the blocking type is reported");
+        assert!(taken.skipped_types.contains("other"), "the blocking type is reported");
         let taken = scene.take(&take).await;
         assert_eq!(ids(&taken.deliveries), [written[1].clone(), written[3].clone()]);
         assert_eq!(behind(&taken), [key]);
@@ -235,9 +236,10 @@ pub async fn key_progress_is_per_destination(harness: &impl Harness) {
         let first = scene.take(&Take { limit: 2, ..take.clone() }).await;
         assert_eq!(ids(&first.deliveries), written[..2]);
         let last = &first.deliveries[1];
-        let reach = Reach { seq: last.seq.expect("it was taken from the table"), together: last.claim == 0 };
-        let things = RunId { key: "a".into(), destination: Some(1) };
-        let onward = Take { frontiers: HashMap::from([(things, reach)]), from: after(first.cursor), ..take };
+        let reach =
+            KeyProgress { seq: last.seq.expect("it was taken from the table"), together: last.claim == 0 };
+        let things = KeyQueueId { key: "a".into(), destination: Some(1) };
+        let onward = Take { held_up_to: HashMap::from([(things, reach)]), from: after(first.cursor), ..take };
         let taken = scene.take(&onward).await;
         assert_eq!(ids(&taken.deliveries), written[2..4]);
         assert_eq!(
@@ -439,12 +441,12 @@ pub async fn key_progress_counts_as_taken(harness: &impl Harness) {
     let written = scene.write((0..6).map(|_| keyed("a"))).await;
     let first = scene.take(&Take { limit: 2, ..taking(by.clone()) }).await;
     assert_eq!(ids(&first.deliveries), written[..2]);
-    let frontiers = upto("a", &first.deliveries[1]);
-    let next = Take { from: after(first.cursor), limit: 2, frontiers, ..taking(by.clone()) };
+    let held_up_to = upto("a", &first.deliveries[1]);
+    let next = Take { from: after(first.cursor), limit: 2, held_up_to, ..taking(by.clone()) };
     let second = scene.take(&next).await;
     assert_eq!(ids(&second.deliveries), written[2..4]);
     assert!(second.behind.is_empty());
-    let without = Take { frontiers: HashMap::new(), ..next };
+    let without = Take { held_up_to: HashMap::new(), ..next };
     let taken = scene.take(&without).await;
     assert!(taken.deliveries.is_empty(), "without it the first two events block the key");
     assert_eq!(behind(&taken), ["a"]);
@@ -458,13 +460,13 @@ pub async fn events_behind_own_leases_are_taken_before_those_are_settled(harness
         let lease = || Take { limit: 2, together, ..leasing("one") };
         let first = scene.take(&lease()).await;
         assert_eq!(ids(&first.deliveries), written[..2]);
-        let frontiers = upto(key, &first.deliveries[1]);
-        let second = scene.take(&Take { frontiers: frontiers.clone(), ..lease() }).await;
+        let held_up_to = upto(key, &first.deliveries[1]);
+        let second = scene.take(&Take { held_up_to: held_up_to.clone(), ..lease() }).await;
         assert_eq!(ids(&second.deliveries), written[2..4]);
         let without = scene.take(&lease()).await;
         assert!(without.deliveries.is_empty(), "without it the held events block the key");
         assert!(
-            scene.take(&Take { frontiers, ..lease() }).await.deliveries.is_empty(),
+            scene.take(&Take { held_up_to, ..lease() }).await.deliveries.is_empty(),
             "an old one is not enough either"
         );
         let all = first.deliveries.iter().chain(&second.deliveries).map(|d| (d, Verdict::Done));
@@ -481,14 +483,14 @@ pub async fn key_progress_needs_valid_leases(harness: &impl Harness) {
     for (key, together) in [("a", true), ("b", false)] {
         let written = scene.write((0..3).map(|_| keyed(key))).await;
         let first = scene.take(&Take { limit: 1, together, ..leasing("one") }).await;
-        let frontiers = upto(key, &first.deliveries[0]);
+        let held_up_to = upto(key, &first.deliveries[0]);
         scene.pass(LEASE);
         let other = scene.take(&Take { limit: 1, together, ..leasing("two") }).await;
         assert_eq!(ids(&other.deliveries), written[..1], "the lease has expired");
-        let taken = scene.take(&Take { frontiers: frontiers.clone(), together, ..leasing("one") }).await;
+        let taken = scene.take(&Take { held_up_to: held_up_to.clone(), together, ..leasing("one") }).await;
         assert!(taken.deliveries.is_empty(), "another node holds the first event");
         assert_eq!(behind(&taken), [key]);
-        let stranger = Take { frontiers, together, ..leasing("three") };
+        let stranger = Take { held_up_to, together, ..leasing("three") };
         assert!(scene.take(&stranger).await.deliveries.is_empty());
         scene.settle("two", &other.deliveries[0], Verdict::Done).await;
         let rest = scene.take(&Take { together, ..leasing("three") }).await.deliveries;
@@ -505,8 +507,8 @@ pub async fn key_progress_does_not_hide_other_keys(harness: &impl Harness) {
         scene.write([keyed("a"), keyed("b"), keyed("a").deliver_after(SECOND), keyed("a"), keyed("b")]).await;
     let first = scene.take(&Take { limit: 1, ..taking(by.clone()) }).await;
     assert_eq!(ids(&first.deliveries), written[..1]);
-    let frontiers = upto("a", &first.deliveries[0]);
-    let taken = scene.take(&Take { from: after(first.cursor), frontiers, ..taking(by.clone()) }).await;
+    let held_up_to = upto("a", &first.deliveries[0]);
+    let taken = scene.take(&Take { from: after(first.cursor), held_up_to, ..taking(by.clone()) }).await;
     assert_eq!(ids(&taken.deliveries), [written[1].clone(), written[4].clone()]);
     assert_eq!(behind(&taken), ["a"], "the delayed event blocks the key");
     // Leases do not use this: held events are recorded in the rows.

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::{Harness, LEASE, SECOND, Scene, again, dead, event, holder, keyed};
-use crate::store::{Counted, EXCLUSIVE, Filter, Leadership, NodeId, Overview, Shelf, Verdict};
+use crate::store::{BoundedCount, EXCLUSIVE, Filter, Leadership, NodeId, Overview, StatusGroup, Verdict};
 
-fn exactly(count: u64) -> Counted {
-    Counted { count, more: false }
+fn exactly(count: u64) -> BoundedCount {
+    BoundedCount { count, more: false }
 }
 
 impl Scene {
@@ -48,10 +48,10 @@ pub async fn an_overview_counts_up_to_a_limit(harness: &impl Harness) {
     assert!(all.last_seq >= 13, "{}", all.last_seq);
     assert_eq!(scene.overview(5).await.due, exactly(5));
     let some = scene.overview(1).await;
-    let more = Counted { count: 1, more: true };
+    let more = BoundedCount { count: 1, more: true };
     assert_eq!((some.due, some.delayed, some.dead), (more, more, more));
     assert!(some.retrying.more && some.held.more);
-    assert_eq!(scene.overview(0).await.due, Counted { count: 0, more: true });
+    assert_eq!(scene.overview(0).await.due, BoundedCount { count: 0, more: true });
     assert_eq!(scene.overview(u64::MAX).await.due, exactly(5));
 }
 
@@ -68,7 +68,7 @@ pub async fn an_overview_names_the_leader(harness: &impl Harness) {
 /// The most frequent first, among the events that were read.
 pub async fn status_groups_are_broken_down_by_type(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
-    let nothing = scene.store.breakdown(Shelf::Dead, 10).await.unwrap();
+    let nothing = scene.store.breakdown(StatusGroup::Dead, 10).await.unwrap();
     assert_eq!((nothing.types.len(), nothing.looked_at, nothing.more), (0, 0, false));
     scene.write((0..4).map(|_| event("first"))).await;
     scene.pass(SECOND);
@@ -77,24 +77,24 @@ pub async fn status_groups_are_broken_down_by_type(harness: &impl Harness) {
     scene.pass(SECOND);
     scene.write([event("<third>")]).await;
 
-    let all = scene.store.breakdown(Shelf::Pending, 11).await.unwrap();
+    let all = scene.store.breakdown(StatusGroup::Pending, 11).await.unwrap();
     assert_eq!((all.looked_at, all.more), (11, false));
     let counts: Vec<_> = all.types.iter().map(|t| (t.event_type.as_str(), t.count)).collect();
     assert_eq!(counts, [("second", 6), ("first", 4), ("<third>", 1)]);
     assert_eq!(all.types[0].oldest, Some(began));
-    let some = scene.store.breakdown(Shelf::Pending, 5).await.unwrap();
+    let some = scene.store.breakdown(StatusGroup::Pending, 5).await.unwrap();
     assert_eq!((some.looked_at, some.more), (5, true));
     let counts: Vec<_> = some.types.iter().map(|t| (t.event_type.as_str(), t.count)).collect();
     assert_eq!(counts, [("first", 4), ("second", 1)]);
-    let none = scene.store.breakdown(Shelf::Pending, 0).await.unwrap();
+    let none = scene.store.breakdown(StatusGroup::Pending, 0).await.unwrap();
     assert_eq!((none.types.len(), none.looked_at, none.more), (0, 0, true));
 
     let taken = scene.lease("a").await;
     let verdict = |n: usize| if n < 3 { dead("no") } else { Verdict::Done };
     scene.settle_all(&holder("a"), taken.iter().enumerate().map(|(n, d)| (d, verdict(n)))).await;
-    let dead = scene.store.breakdown(Shelf::Dead, 100).await.unwrap();
+    let dead = scene.store.breakdown(StatusGroup::Dead, 100).await.unwrap();
     assert_eq!((dead.types[0].count, dead.types.len(), dead.looked_at), (3, 1, 3));
-    let done = scene.store.breakdown(Shelf::Done, 100).await.unwrap();
+    let done = scene.store.breakdown(StatusGroup::Done, 100).await.unwrap();
     assert_eq!(done.types.iter().map(|t| t.count).sum::<u64>(), 8);
 }
 
@@ -112,7 +112,7 @@ pub async fn keys_blocked_by_a_dead_event_are_found(harness: &impl Harness) {
     let all = scene.store.blocked_keys(100, 10).await.unwrap();
     assert!(!all.more);
     let found: Vec<_> = all.keys.iter().map(|k| (k.key.as_str(), k.head.id.clone(), k.behind)).collect();
-    let many = Counted { count: 1_000, more: true };
+    let many = BoundedCount { count: 1_000, more: true };
     assert_eq!(found, [("long", first.clone(), many), ("short <b>", second, exactly(1))]);
     assert_eq!(all.keys[0].head.last_error.as_deref(), Some("poison"));
     for (look_at, limit, found, more) in

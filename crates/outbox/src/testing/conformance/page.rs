@@ -9,12 +9,12 @@ use crate::error::Error;
 use crate::event::{Event, EventId};
 use crate::sql::Clock;
 use crate::store::{
-    Completion, Cursor, Delivery, EventRow, Filter, MAX_ERROR, PageAsk, SharedStore, Shelf, Status, Take,
-    Verdict,
+    Completion, Cursor, Delivery, EventRow, Filter, MAX_ERROR, PageRequest, SharedStore, Status, StatusGroup,
+    Take, Verdict,
 };
 
 /// All pages of a request, in order.
-async fn pages(store: &SharedStore, ask: &PageAsk) -> Vec<Vec<EventRow>> {
+async fn pages(store: &SharedStore, ask: &PageRequest) -> Vec<Vec<EventRow>> {
     let mut ask = ask.clone();
     let mut pages = Vec::new();
     loop {
@@ -29,12 +29,12 @@ async fn pages(store: &SharedStore, ask: &PageAsk) -> Vec<Vec<EventRow>> {
     }
 }
 
-async fn ids(store: &SharedStore, ask: &PageAsk) -> Vec<EventId> {
+async fn ids(store: &SharedStore, ask: &PageRequest) -> Vec<EventId> {
     pages(store, ask).await.into_iter().flatten().map(|row| row.id).collect()
 }
 
-fn shelf(shelf: Shelf) -> PageAsk {
-    PageAsk { shelf, limit: 3, look_at: 4, ..PageAsk::default() }
+fn shelf(shelf: StatusGroup) -> PageRequest {
+    PageRequest { shelf, limit: 3, look_at: 4, ..PageRequest::default() }
 }
 
 fn of_type(event_type: &str) -> Filter {
@@ -78,11 +78,13 @@ pub async fn each_status_group_is_read_in_its_order(harness: &impl Harness) {
     }
     let done: Vec<EventId> = written[..8].iter().rev().cloned().collect();
     let pending: Vec<EventId> = written[20..].iter().chain(&written[16..20]).cloned().collect();
-    for (name, expected) in
-        [(Shelf::Done, done), (Shelf::Dead, written[8..16].to_vec()), (Shelf::Pending, pending)]
-    {
+    for (name, expected) in [
+        (StatusGroup::Done, done),
+        (StatusGroup::Dead, written[8..16].to_vec()),
+        (StatusGroup::Pending, pending),
+    ] {
         assert_eq!(ids(&scene.store, &shelf(name)).await, expected, "{name:?}");
-        let backwards = PageAsk { newest_first: true, ..shelf(name) };
+        let backwards = PageRequest { newest_first: true, ..shelf(name) };
         let reversed: Vec<EventId> = expected.into_iter().rev().collect();
         assert_eq!(ids(&scene.store, &backwards).await, reversed, "{name:?} backwards");
     }
@@ -91,25 +93,25 @@ pub async fn each_status_group_is_read_in_its_order(harness: &impl Harness) {
 /// With a small scan limit, in every group, in both directions, and with many events settled at the
 /// same time.
 pub async fn every_hundredth_of_a_thousand_is_found_once(harness: &impl Harness) {
-    for name in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
+    for name in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
         let scene = Scene::open(harness).await;
         let of = |n: u32| event(if n % 100 == 7 { "rare" } else { "common" }).tenant(format!("{name:?}"));
         let written = scene.write((0..1_000).map(of)).await;
         match name {
-            Shelf::Pending => {}
-            Shelf::Done => settle_all(&scene, &Verdict::Done).await,
-            Shelf::Dead => settle_all(&scene, &dead("no")).await,
+            StatusGroup::Pending => {}
+            StatusGroup::Done => settle_all(&scene, &Verdict::Done).await,
+            StatusGroup::Dead => settle_all(&scene, &dead("no")).await,
         }
         let rare: Vec<EventId> = written.into_iter().skip(7).step_by(100).collect();
         let filter = Filter { tenant_id: Some(format!("{name:?}")), ..of_type("rare") };
         for (limit, newest_first) in [(3, false), (100, false), (1, true)] {
-            let ask = PageAsk {
+            let ask = PageRequest {
                 shelf: name,
                 filter: filter.clone(),
                 newest_first,
                 limit,
                 look_at: 50,
-                ..PageAsk::default()
+                ..PageRequest::default()
             };
             let mut found = ids(&scene.store, &ask).await;
             if newest_first {
@@ -118,7 +120,7 @@ pub async fn every_hundredth_of_a_thousand_is_found_once(harness: &impl Harness)
             // Events that were settled at the same time are in the order of the table.
             assert_eq!(found, rare, "{name:?}, {limit} at a time");
         }
-        if name == Shelf::Pending {
+        if name == StatusGroup::Pending {
             // The next group starts without pending events.
             settle_all(&scene, &Verdict::Done).await;
         }
@@ -130,7 +132,7 @@ pub async fn a_page_without_a_match_has_a_next_page(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write((0..10).map(|_| event("common"))).await;
     let rare = scene.write_one(event("rare")).await;
-    let mut ask = PageAsk { filter: of_type("rare"), limit: 5, look_at: 10, ..PageAsk::default() };
+    let mut ask = PageRequest { filter: of_type("rare"), limit: 5, look_at: 10, ..PageRequest::default() };
     let first = scene.store.page(&ask).await.unwrap();
     assert!(first.rows.is_empty());
     ask.after = Some(first.next.expect("there is a next page"));
@@ -143,7 +145,7 @@ pub async fn events_settled_between_pages_do_not_disturb_the_rest(harness: &impl
     let scene = Scene::open(harness).await;
     let written = scene.write((0..60).map(|_| event("e"))).await;
     let taken = scene.lease("a").await;
-    let mut ask = PageAsk { limit: 7, look_at: 9, ..PageAsk::default() };
+    let mut ask = PageRequest { limit: 7, look_at: 9, ..PageRequest::default() };
     let mut seen = Vec::new();
     let mut settled = HashSet::new();
     for turn in 0.. {
@@ -168,24 +170,25 @@ pub async fn events_settled_between_pages_do_not_disturb_the_rest(harness: &impl
 /// Zero rows to return or to read; and unknown events are not found.
 pub async fn a_zero_limit_is_refused_and_an_unknown_event_is_not_found(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
-    let empty = scene.store.page(&PageAsk::default()).await.unwrap();
+    let empty = scene.store.page(&PageRequest::default()).await.unwrap();
     assert_eq!((empty.rows.len(), empty.next), (0, None));
     let id = scene.write_one(event("e")).await;
     for (limit, look_at) in [(0, 10), (10, 0), (0, 0)] {
-        let asked = scene.store.page(&PageAsk { limit, look_at, ..PageAsk::default() }).await;
+        let asked = scene.store.page(&PageRequest { limit, look_at, ..PageRequest::default() }).await;
         assert!(matches!(asked, Err(Error::Setting(_))), "{asked:?}");
     }
     let late = Cursor { at: scene.now() + Duration::from_secs(1_000_000_000), seq: i64::MAX };
-    for name in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
-        assert!(ids(&scene.store, &PageAsk { after: Some(late), ..shelf(name) }).await.is_empty());
+    for name in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
+        assert!(ids(&scene.store, &PageRequest { after: Some(late), ..shelf(name) }).await.is_empty());
         let unknown = Filter { id: Some(EventId::from("unknown")), ..Filter::default() };
-        assert!(ids(&scene.store, &PageAsk { filter: unknown, ..shelf(name) }).await.is_empty());
+        assert!(ids(&scene.store, &PageRequest { filter: unknown, ..shelf(name) }).await.is_empty());
         let by_id = Filter { id: Some(id.clone()), ..Filter::default() };
-        let found = ids(&scene.store, &PageAsk { filter: by_id, limit: 1, look_at: 1, ..shelf(name) }).await;
-        assert_eq!(found.len(), usize::from(name == Shelf::Pending), "only in its own group");
+        let found =
+            ids(&scene.store, &PageRequest { filter: by_id, limit: 1, look_at: 1, ..shelf(name) }).await;
+        assert_eq!(found.len(), usize::from(name == StatusGroup::Pending), "only in its own group");
     }
     // More than the maximum.
-    let much = PageAsk { limit: usize::MAX, look_at: usize::MAX, ..PageAsk::default() };
+    let much = PageRequest { limit: usize::MAX, look_at: usize::MAX, ..PageRequest::default() };
     assert_eq!(ids(&scene.store, &much).await, [id]);
 }
 
@@ -201,7 +204,10 @@ pub async fn pages_hold_the_events_that_match_their_filter(harness: &impl Harnes
     }
     let text = |text: &str| Some(text.to_owned());
     let by_key = Filter { ordering_key: text("mine"), ..Filter::default() };
-    assert_eq!(ids(&scene.store, &PageAsk { filter: by_key.clone(), ..shelf(Shelf::Pending) }).await, mine);
+    assert_eq!(
+        ids(&scene.store, &PageRequest { filter: by_key.clone(), ..shelf(StatusGroup::Pending) }).await,
+        mine
+    );
     let mut by_time = mine.clone();
     by_time.reverse();
     for filter in [
@@ -218,7 +224,7 @@ pub async fn pages_hold_the_events_that_match_their_filter(harness: &impl Harnes
             ..Filter::default()
         },
     ] {
-        let ask = PageAsk { filter, ..shelf(Shelf::Pending) };
+        let ask = PageRequest { filter, ..shelf(StatusGroup::Pending) };
         assert_eq!(ids(&scene.store, &ask).await, by_time, "{ask:?}");
     }
     scene.pass(Duration::from_secs(1_000));
@@ -228,10 +234,12 @@ pub async fn pages_hold_the_events_that_match_their_filter(harness: &impl Harnes
         scene.settle("a", delivery, if n < 10 { dead("no") } else { Verdict::Done }).await;
         scene.pass(SECOND);
     }
-    for (name, expected) in [(Shelf::Dead, &mine[..10]), (Shelf::Done, &mine[10..]), (Shelf::Pending, &[])] {
-        let ask = PageAsk { filter: by_key.clone(), ..shelf(name) };
+    for (name, expected) in
+        [(StatusGroup::Dead, &mine[..10]), (StatusGroup::Done, &mine[10..]), (StatusGroup::Pending, &[])]
+    {
+        let ask = PageRequest { filter: by_key.clone(), ..shelf(name) };
         assert_eq!(ids(&scene.store, &ask).await, expected, "{name:?}");
-        let mut backwards = ids(&scene.store, &PageAsk { newest_first: true, ..ask }).await;
+        let mut backwards = ids(&scene.store, &PageRequest { newest_first: true, ..ask }).await;
         backwards.reverse();
         assert_eq!(backwards, expected, "{name:?} backwards");
     }
@@ -259,7 +267,8 @@ pub async fn a_row_shows_all_but_the_payload(harness: &impl Harness) {
         .await;
     scene.settle("a", &taken[1], dead("<script>alert(1)</script>")).await;
 
-    let rows: Vec<EventRow> = pages(&scene.store, &PageAsk::default()).await.into_iter().flatten().collect();
+    let rows: Vec<EventRow> =
+        pages(&scene.store, &PageRequest::default()).await.into_iter().flatten().collect();
     let row = |n: usize| rows.iter().find(|row| row.id == written[n]).expect("it is there");
     let first = row(0);
     assert_eq!((first.event_type.as_str(), first.aggregate_type.as_str()), ("order.placed", "order"));
@@ -276,7 +285,7 @@ pub async fn a_row_shows_all_but_the_payload(harness: &impl Harness) {
     let held = row(2);
     assert_eq!(held.lease.as_ref().map(|(node, _)| node.as_str()), Some("a"));
 
-    let dead = scene.store.page(&shelf(Shelf::Dead)).await.unwrap().rows.remove(0);
+    let dead = scene.store.page(&shelf(StatusGroup::Dead)).await.unwrap().rows.remove(0);
     assert_eq!((dead.id, dead.payload_bytes, dead.status), (written[1].clone(), 3, Status::Dead));
     assert_eq!(dead.last_error.as_deref(), Some("<script>alert(1)</script>"));
     assert_eq!((dead.done_at, dead.done_by), (Some(scene.now()), Some("a".into())));
@@ -319,7 +328,7 @@ pub async fn metadata_has_sizes_and_never_contents(harness: &impl Harness) {
         assert_eq!(scene.store.metadata_at(seq).await.unwrap(), None, "{seq}");
     }
 
-    let facts = scene.store.circumstances(&written[1]).await.unwrap();
+    let facts = scene.store.delivery_facts(&written[1]).await.unwrap();
     assert_eq!(facts.pending_ahead.as_ref().map(|event| event.seq), Some(first.row.seq));
     for text in [format!("{facts:?}"), format!("{first:?}{third:?}")] {
         assert!(!text.contains("canary"), "{text}");
@@ -393,7 +402,7 @@ pub async fn times_of_other_writers_are_paged_through(harness: &impl Harness) {
     }
     for newest_first in [false, true] {
         for limit in [1, 2, 7] {
-            let ask = PageAsk { newest_first, limit, look_at: limit, ..PageAsk::default() };
+            let ask = PageRequest { newest_first, limit, look_at: limit, ..PageRequest::default() };
             let found = ids(&scene.store, &ask).await;
             assert_eq!(found.len(), 15, "{limit} at a time");
             assert_eq!(found.into_iter().collect::<HashSet<_>>().len(), 15, "{limit} at a time");
@@ -427,12 +436,12 @@ pub async fn pages_are_read_while_others_settle(harness: &impl Harness) {
     });
     loop {
         let over = work.is_finished();
-        for name in [Shelf::Pending, Shelf::Done, Shelf::Dead] {
-            let ask = PageAsk { shelf: name, limit: 40, look_at: 60, ..PageAsk::default() };
+        for name in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
+            let ask = PageRequest { shelf: name, limit: 40, look_at: 60, ..PageRequest::default() };
             let found = ids(&store, &ask).await;
             let once: HashSet<EventId> = found.iter().cloned().collect();
             assert_eq!(once.len(), found.len(), "{name:?}: none twice");
-            if name == Shelf::Pending {
+            if name == StatusGroup::Pending {
                 assert!(once.is_superset(&stays), "none that stays is missed");
             }
         }

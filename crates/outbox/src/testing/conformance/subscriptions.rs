@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Harness, LEASE, SECOND, Scene, event};
-use crate::log::{Appended, Condition, LogStore, Move, PairId, PairState, PairStatus, Position};
+use crate::log::{
+    Appended, Condition, LogStore, Position, ProgressUpdate, SubscriptionId, SubscriptionState,
+    SubscriptionStatus,
+};
 use crate::sql::Clock;
 use crate::store::{MAX_ERROR, NodeId, SharedStore};
 
@@ -43,22 +46,22 @@ impl Subscriptions {
         }
     }
 
-    async fn all(&self) -> Vec<PairState> {
+    async fn all(&self) -> Vec<SubscriptionState> {
         self.log().pairs().await.unwrap()
     }
 
-    async fn see(&self, publisher: &str) -> PairState {
+    async fn see(&self, publisher: &str) -> SubscriptionState {
         let found = self.all().await.into_iter().find(|state| state.id == pair(publisher));
         found.expect("the subscription exists")
     }
 
     /// Claims those of these that are free, by publisher.
-    async fn claim(&self, node: &str, publishers: &[&str]) -> Vec<PairState> {
+    async fn claim(&self, node: &str, publishers: &[&str]) -> Vec<SubscriptionState> {
         let wanted: Vec<_> = publishers.iter().map(|publisher| pair(publisher)).collect();
         self.log().claim(&NodeId::from(node), LEASE, &wanted).await.unwrap()
     }
 
-    async fn claim_one(&self, node: &str, publisher: &str) -> PairState {
+    async fn claim_one(&self, node: &str, publisher: &str) -> SubscriptionState {
         let taken = self.claim(node, &[publisher]).await;
         taken.into_iter().next().expect("the subscription is free")
     }
@@ -69,11 +72,11 @@ impl Subscriptions {
         roll.nodes.iter().map(NodeId::to_string).collect()
     }
 
-    async fn save(&self, node: &str, moves: &[Move]) -> Vec<PairId> {
+    async fn save(&self, node: &str, moves: &[ProgressUpdate]) -> Vec<SubscriptionId> {
         self.log().save(&NodeId::from(node), moves).await.unwrap()
     }
 
-    async fn saves(&self, node: &str, one: Move) -> bool {
+    async fn saves(&self, node: &str, one: ProgressUpdate) -> bool {
         !self.save(node, &[one]).await.is_empty()
     }
 }
@@ -82,8 +85,8 @@ fn log_of(store: &SharedStore) -> &dyn LogStore {
     store.log().expect("a store with a log")
 }
 
-fn pair(publisher: &str) -> PairId {
-    PairId::new("t", publisher)
+fn pair(publisher: &str) -> SubscriptionId {
+    SubscriptionId::new("t", publisher)
 }
 
 fn at(number: i64) -> Position {
@@ -91,21 +94,21 @@ fn at(number: i64) -> Position {
 }
 
 /// A move from the current position to another one, without an error.
-fn to(state: &PairState, position: i64) -> Move {
-    Move {
+fn to(state: &SubscriptionState, position: i64) -> ProgressUpdate {
+    ProgressUpdate {
         pair: state.id.clone(),
         epoch: state.epoch,
         from: state.position,
         to: at(position),
-        status: PairStatus::Active,
+        status: SubscriptionStatus::Active,
         error_count: 0,
         last_error: None,
     }
 }
 
-fn failing(state: &PairState, errors: u32, error: &str) -> Move {
-    Move {
-        status: PairStatus::Failed,
+fn failing(state: &SubscriptionState, errors: u32, error: &str) -> ProgressUpdate {
+    ProgressUpdate {
+        status: SubscriptionStatus::Failed,
         error_count: errors,
         last_error: Some(error.to_owned()),
         ..to(state, state.position.get())
@@ -117,9 +120,9 @@ pub async fn a_subscription_is_registered_once(harness: &impl Harness) {
     let Some(pairs) = Subscriptions::open(harness, &["b", "a", "a"]).await else { return };
     let all = pairs.all().await;
     assert_eq!(all.iter().map(|state| state.id.clone()).collect::<Vec<_>>(), [pair("a"), pair("b")]);
-    let expected = PairState {
+    let expected = SubscriptionState {
         id: pair("a"),
-        status: PairStatus::Active,
+        status: SubscriptionStatus::Active,
         position: Position::START,
         error_count: 0,
         last_error: None,
@@ -157,9 +160,9 @@ pub async fn names_of_subscriptions_differ_by_case_and_trailing_spaces(harness: 
     let found: Vec<String> = pairs.all().await.iter().map(|s| s.id.publisher().to_owned()).collect();
     assert_eq!(found, names, "in the order of their bytes");
     assert_eq!(pairs.claim("n", &["kafka"]).await.len(), 1);
-    assert_eq!(pairs.log().set_status("KAFKA", None, PairStatus::Paused).await.unwrap(), 0);
-    assert_eq!(pairs.log().set_status("kafka ", None, PairStatus::Paused).await.unwrap(), 1);
-    assert_eq!(pairs.see("kafka").await.status, PairStatus::Active);
+    assert_eq!(pairs.log().set_status("KAFKA", None, SubscriptionStatus::Paused).await.unwrap(), 0);
+    assert_eq!(pairs.log().set_status("kafka ", None, SubscriptionStatus::Paused).await.unwrap(), 1);
+    assert_eq!(pairs.see("kafka").await.status, SubscriptionStatus::Active);
     let long = "x".repeat(100);
     pairs.register(&[&long]).await;
     assert_eq!(pairs.claim("n", &[&long]).await[0].id.publisher(), long);
@@ -187,8 +190,8 @@ pub async fn a_subscription_has_one_leader_at_a_time(harness: &impl Harness) {
 /// A pause stops publishing, not leading.
 pub async fn a_paused_subscription_may_have_a_leader(harness: &impl Harness) {
     let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
-    pairs.log().set_status("a", None, PairStatus::Paused).await.unwrap();
-    assert_eq!(pairs.claim_one("n", "a").await.status, PairStatus::Paused);
+    pairs.log().set_status("a", None, SubscriptionStatus::Paused).await.unwrap();
+    assert_eq!(pairs.claim_one("n", "a").await.status, SubscriptionStatus::Paused);
 }
 
 /// However long, while heartbeats are written.
@@ -278,8 +281,10 @@ pub async fn a_reset_clears_errors_but_not_a_pause(harness: &impl Harness) {
         let led = pairs.claim_one("n", publisher).await;
         assert!(pairs.saves("n", failing(&led, 5, "broker away")).await);
     }
-    pairs.log().set_status("paused", None, PairStatus::Paused).await.unwrap();
-    for (publisher, status) in [("failed", PairStatus::Active), ("paused", PairStatus::Paused)] {
+    pairs.log().set_status("paused", None, SubscriptionStatus::Paused).await.unwrap();
+    for (publisher, status) in
+        [("failed", SubscriptionStatus::Active), ("paused", SubscriptionStatus::Paused)]
+    {
         assert!(pairs.log().reset(&pair(publisher), at(0)).await.unwrap());
         let seen = pairs.see(publisher).await;
         assert_eq!((seen.status, seen.error_count, seen.last_error), (status, 0, None));
@@ -290,18 +295,18 @@ pub async fn a_reset_clears_errors_but_not_a_pause(harness: &impl Harness) {
 pub async fn a_pause_survives_a_save(harness: &impl Harness) {
     let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
     let led = pairs.claim_one("n", "a").await;
-    pairs.log().set_status("a", None, PairStatus::Paused).await.unwrap();
+    pairs.log().set_status("a", None, SubscriptionStatus::Paused).await.unwrap();
     assert!(pairs.saves("n", to(&led, 7)).await);
     let seen = pairs.see("a").await;
-    assert_eq!((seen.status, seen.position), (PairStatus::Paused, at(7)));
+    assert_eq!((seen.status, seen.position), (SubscriptionStatus::Paused, at(7)));
     assert!(pairs.saves("n", failing(&seen, 3, "broker away")).await);
     let seen = pairs.see("a").await;
-    assert_eq!((seen.status, seen.error_count), (PairStatus::Paused, 3));
+    assert_eq!((seen.status, seen.error_count), (SubscriptionStatus::Paused, 3));
     assert_eq!(seen.last_error.as_deref(), Some("broker away"));
 
-    pairs.log().set_status("a", None, PairStatus::Active).await.unwrap();
-    assert!(pairs.saves("n", Move { status: PairStatus::Paused, ..to(&seen, 8) }).await);
-    assert_eq!(pairs.see("a").await.status, PairStatus::Active, "a leader cannot pause");
+    pairs.log().set_status("a", None, SubscriptionStatus::Active).await.unwrap();
+    assert!(pairs.saves("n", ProgressUpdate { status: SubscriptionStatus::Paused, ..to(&seen, 8) }).await);
+    assert_eq!(pairs.see("a").await.status, SubscriptionStatus::Active, "a leader cannot pause");
 }
 
 /// Errors are recorded without a move, and cleared by the first success.
@@ -312,12 +317,15 @@ pub async fn errors_are_recorded_and_cleared(harness: &impl Harness) {
     pairs.pass(SECOND);
     assert!(pairs.saves("n", failing(&led, 5, "broker away")).await);
     let seen = pairs.see("a").await;
-    assert_eq!((seen.status, seen.error_count), (PairStatus::Failed, 5));
+    assert_eq!((seen.status, seen.error_count), (SubscriptionStatus::Failed, 5));
     assert_eq!(seen.last_error.as_deref(), Some("broker away"));
     assert_eq!(seen.updated_at, since, "its position has not changed");
     assert!(pairs.saves("n", to(&led, 1)).await);
     let seen = pairs.see("a").await;
-    assert_eq!((seen.status, seen.error_count, seen.last_error.clone()), (PairStatus::Active, 0, None));
+    assert_eq!(
+        (seen.status, seen.error_count, seen.last_error.clone()),
+        (SubscriptionStatus::Active, 0, None)
+    );
     assert_eq!(seen.updated_at, pairs.0.now());
 
     let nasty = "a\0b\n\t\"quoted\" \\ 'single' $1 ? {events} é 😀";
@@ -333,9 +341,9 @@ pub async fn a_move_names_the_position_it_moves_from(harness: &impl Harness) {
     let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
     let led = pairs.claim_one("n", "a").await;
     assert!(pairs.saves("n", to(&led, 5)).await);
-    assert!(pairs.saves("n", Move { from: at(5), ..to(&led, 9) }).await);
+    assert!(pairs.saves("n", ProgressUpdate { from: at(5), ..to(&led, 9) }).await);
     assert!(!pairs.saves("n", to(&led, 5)).await, "an old move never sets it back");
-    assert!(!pairs.saves("n", Move { from: at(5), ..to(&led, 12) }).await);
+    assert!(!pairs.saves("n", ProgressUpdate { from: at(5), ..to(&led, 12) }).await);
     assert_eq!(pairs.see("a").await.position, at(9));
 }
 
@@ -355,19 +363,19 @@ pub async fn many_subscriptions_are_moved_in_one_call(harness: &impl Harness) {
     let Some(pairs) = Subscriptions::open(harness, &names).await else { return };
     let led = pairs.claim("n", &names).await;
     assert_eq!(led.len(), names.len());
-    let mut moves: Vec<Move> = led.iter().zip(1..).map(|(state, n)| to(state, n)).collect();
+    let mut moves: Vec<ProgressUpdate> = led.iter().zip(1..).map(|(state, n)| to(state, n)).collect();
     moves.reverse();
     assert_eq!(pairs.save("n", &moves).await.len(), names.len());
 
     for n in [7, 200] {
         assert!(pairs.log().reset(&led[n].id, at(1_000)).await.unwrap());
     }
-    let again: Vec<Move> = pairs
+    let again: Vec<ProgressUpdate> = pairs
         .all()
         .await
         .iter()
         .zip(&led)
-        .map(|(now, led)| Move { epoch: led.epoch, ..to(now, 2_000) })
+        .map(|(now, led)| ProgressUpdate { epoch: led.epoch, ..to(now, 2_000) })
         .collect();
     let moved = pairs.save("n", &again).await;
     assert_eq!(moved.len(), names.len() - 2);
@@ -440,7 +448,7 @@ pub async fn nodes_are_listed_while_their_heartbeat_is_recent(harness: &impl Har
 /// The store's part of pausing and resuming.
 pub async fn a_status_is_set_by_publisher_or_in_one_topic(harness: &impl Harness) {
     let Some(pairs) = Subscriptions::open(harness, &["kafka", "log"]).await else { return };
-    let other = PairId::new("u", "kafka");
+    let other = SubscriptionId::new("u", "kafka");
     pairs.log().register(&[(other.clone(), false)]).await.unwrap();
     let statuses = async || {
         let all = pairs.all().await;
@@ -448,21 +456,21 @@ pub async fn a_status_is_set_by_publisher_or_in_one_topic(harness: &impl Harness
     };
     let set =
         async |publisher, topic, status| pairs.log().set_status(publisher, topic, status).await.unwrap();
-    assert_eq!(set("kafka", None, PairStatus::Paused).await, 2);
-    assert_eq!(set("kafka", None, PairStatus::Paused).await, 2, "again");
+    assert_eq!(set("kafka", None, SubscriptionStatus::Paused).await, 2);
+    assert_eq!(set("kafka", None, SubscriptionStatus::Paused).await, 2, "again");
     assert_eq!(statuses().await, ["PAUSED", "ACTIVE", "PAUSED"]);
-    assert_eq!(set("kafka", Some("u"), PairStatus::Active).await, 1);
+    assert_eq!(set("kafka", Some("u"), SubscriptionStatus::Active).await, 1);
     assert_eq!(statuses().await, ["PAUSED", "ACTIVE", "ACTIVE"]);
-    assert_eq!(set("kafka", Some("v"), PairStatus::Active).await, 0);
-    assert_eq!(set("unknown", None, PairStatus::Active).await, 0);
+    assert_eq!(set("kafka", Some("v"), SubscriptionStatus::Active).await, 0);
+    assert_eq!(set("unknown", None, SubscriptionStatus::Active).await, 0);
 
     let led = pairs.claim_one("n", "kafka").await;
     assert!(pairs.saves("n", failing(&led, 5, "broker away")).await);
-    assert_eq!(set("kafka", Some("t"), PairStatus::Paused).await, 1);
+    assert_eq!(set("kafka", Some("t"), SubscriptionStatus::Paused).await, 1);
     assert_eq!(pairs.see("kafka").await.error_count, 5, "a pause keeps errors");
-    assert_eq!(set("kafka", None, PairStatus::Active).await, 2);
+    assert_eq!(set("kafka", None, SubscriptionStatus::Active).await, 2);
     let seen = pairs.see("kafka").await;
-    assert_eq!((seen.status, seen.error_count, seen.last_error), (PairStatus::Active, 0, None));
+    assert_eq!((seen.status, seen.error_count, seen.last_error), (SubscriptionStatus::Active, 0, None));
     assert_eq!((seen.leader, seen.epoch), (led.leader, led.epoch), "the leader stays");
 }
 
@@ -476,24 +484,24 @@ pub async fn operators_pause_and_resume_with_sql(harness: &impl Harness) {
         return;
     }
     let seen = pairs.see("KafkaPublisher").await;
-    assert_eq!((seen.status, seen.error_count), (PairStatus::Paused, 5));
+    assert_eq!((seen.status, seen.error_count), (SubscriptionStatus::Paused, 5));
     let resume = "UPDATE {progress} SET status = 'ACTIVE', error_count = 0, last_error = NULL \
         WHERE publisher = 'KafkaPublisher'";
     assert!(harness.execute(resume).await);
     let seen = pairs.see("KafkaPublisher").await;
-    assert_eq!((seen.status, seen.error_count, seen.last_error), (PairStatus::Active, 0, None));
+    assert_eq!((seen.status, seen.error_count, seen.last_error), (SubscriptionStatus::Active, 0, None));
 
     // A manually inserted row is a subscription too.
     assert!(harness.execute("INSERT INTO {progress} (topic, publisher) VALUES ('t', 'by hand')").await);
     let made = pairs.claim_one("n", "by hand").await;
-    assert_eq!((made.status, made.position, made.epoch), (PairStatus::Active, Position::START, 1));
+    assert_eq!((made.status, made.position, made.epoch), (SubscriptionStatus::Active, Position::START, 1));
 }
 
 /// Concurrent claims of all nodes.
 pub async fn concurrent_claims_never_share_a_subscription(harness: &impl Harness) {
     let names: Vec<String> = (0..40).map(|n| format!("p{n:02}")).collect();
     let Some(pairs) = Subscriptions::open(harness, &[]).await else { return };
-    let ids: Vec<PairId> = names.iter().map(|name| pair(name)).collect();
+    let ids: Vec<SubscriptionId> = names.iter().map(|name| pair(name)).collect();
     let rows: Vec<_> = ids.iter().map(|id| (id.clone(), false)).collect();
     pairs.log().register(&rows).await.unwrap();
 
@@ -531,7 +539,8 @@ pub async fn leaders_operators_and_new_nodes_do_not_fail_each_other(harness: &im
     if store.log().is_none() {
         return;
     }
-    let ids: Vec<PairId> = (0..20).map(|n| PairId::new(format!("t{}", n % 4), format!("p{n:02}"))).collect();
+    let ids: Vec<SubscriptionId> =
+        (0..20).map(|n| SubscriptionId::new(format!("t{}", n % 4), format!("p{n:02}"))).collect();
     let rows: Vec<_> = ids.iter().map(|id| (id.clone(), false)).collect();
     let mut acting = tokio::task::JoinSet::new();
     for n in 0..3 {
@@ -542,7 +551,8 @@ pub async fn leaders_operators_and_new_nodes_do_not_fail_each_other(harness: &im
             for _ in 0..10 {
                 log.register(&rows).await.unwrap();
                 let led = log.claim(&node, LEASE, &ids).await.unwrap();
-                let moves: Vec<Move> = led.iter().map(|state| to(state, state.position.get() + 1)).collect();
+                let moves: Vec<ProgressUpdate> =
+                    led.iter().map(|state| to(state, state.position.get() + 1)).collect();
                 let (saved, _) = tokio::join!(log.save(&node, &moves), log.tend(&node, LEASE));
                 moved += saved.unwrap().len();
                 let given: Vec<_> = led.iter().map(|state| (state.id.clone(), state.epoch)).collect();
@@ -555,7 +565,7 @@ pub async fn leaders_operators_and_new_nodes_do_not_fail_each_other(harness: &im
     let operator = store.clone();
     acting.spawn(async move {
         for n in 0..20 {
-            let status = if n % 2 == 0 { PairStatus::Paused } else { PairStatus::Active };
+            let status = if n % 2 == 0 { SubscriptionStatus::Paused } else { SubscriptionStatus::Active };
             log_of(&operator).set_status("p01", None, status).await.unwrap();
         }
         0
