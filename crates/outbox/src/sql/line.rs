@@ -194,8 +194,9 @@ impl<DB: Dialect> Idles for Line<DB> {
     }
 }
 
-/// A connection in use. It returns to the pool only after [`finish`](Borrowed::finish) or the like:
-/// if it is dropped in the middle of an operation, its state is unknown, and it is closed.
+/// A connection in use. It returns to the pool only if its use has [ended](Borrowed::finish)
+/// without an error: if it is dropped in the middle of an operation, its state is unknown, and it
+/// is closed.
 pub(crate) struct Borrowed<DB: Dialect> {
     line: Arc<Line<DB>>,
     inner: Option<(DB::Connection, Ticket)>,
