@@ -51,7 +51,8 @@ const STALLED_TAKERS: &str = "SELECT {int l.pid}, {int extract(epoch FROM clock_
 /// Terminates a backend. A backend that waits for its client to read a response is not idle, so no
 /// timeout ends it.
 const TERMINATE: &str = "SELECT {flag pg_terminate_backend($1::bigint::int)}";
-/// Deletes expired group leases. The expiry time stays on the rows and marks the events as suspect.
+/// Deletes expired group leases, and raises the claims of their events. Sets `locked_until`, which
+/// marks the events as suspect.
 const REAP: &str = "; WITH late AS (DELETE FROM {batches} WHERE held_until <= {now} RETURNING seqs, due_from, due_to) \
     UPDATE {events} e SET claims = e.claims + 1, locked_until = {now} \
     WHERE {pending} AND e.claims = 0 AND e.locked_by IS NULL \

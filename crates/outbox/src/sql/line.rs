@@ -71,8 +71,8 @@ impl<DB: Dialect> Line<DB> {
         &self.options
     }
 
-    /// Opens an insert notifier whose connection counts in the budget; `None` if the budget has no
-    /// room for another, or the database has no notifications.
+    /// Opens an insert notifier whose connection counts in the budget; `None` if the budget's limit
+    /// of such connections is reached, or the database has no notifications.
     pub(crate) async fn watch(&self, options: Options<DB>, names: &Names) -> Result<Option<Box<dyn Watch>>> {
         let Some(lookout) = self.seat.budget.lookout().await else { return Ok(None) };
         let Some(watch) = DB::watch(options, names).await? else { return Ok(None) };

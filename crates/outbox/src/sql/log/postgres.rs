@@ -115,10 +115,12 @@ impl LogDialect for Postgres {
             return Ok(());
         }
         let rows = Self::fetch(conn, sql.render(LOOK), vec![Value::Int(frontier.safe.get())]).await?;
-        let row = rows.first().ok_or_else(|| Error::Store("the log's sequence returned no row".to_owned()))?;
+        let row =
+            rows.first().ok_or_else(|| Error::Store("the log's sequence returned no row".to_owned()))?;
         let cache: Option<i64> = row.try_get(5)?;
         if cache.is_some_and(|cache| cache > 1) {
-            let what = "the log's sequence has a CACHE, so that a lower position may be drawn after a higher one: ";
+            let what =
+                "the log's sequence has a CACHE, so that a lower position may be drawn after a higher one: ";
             return Err(Error::Setting(format!(
                 "{what}run ALTER SEQUENCE {} CACHE 1",
                 sql.render("{log_seq}").text
