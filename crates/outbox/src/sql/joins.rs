@@ -94,7 +94,9 @@ impl Row {
         let event = follows.as_deref().map(|text| Promise::parse(text)?.into_event()).transpose();
         event.unwrap_or_else(|error| {
             // Refusing to close would keep the last step from ever being settled.
-            tracing::error!(join = %Escaped(&self.join.id), %error, "cannot decode a join's follow-up; join closed without it");
+            tracing::error!(
+                join = %Escaped(&self.join.id), %error, "cannot decode a join's follow-up; join closed without it"
+            );
             None
         })
     }
