@@ -83,7 +83,7 @@ async fn log_lines_and_metrics_name_the_database() -> Result<()> {
         assert_logged("event is dead", name);
         assert_logged("relay stopped", name);
     }
-    assert_logged("the database is in trouble", "down");
+    assert_logged("database unavailable", "down");
     assert_logged("the database is gone", "globex");
 
     let mut stores = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! What people ask of the store: each question is answered in the room that it belongs to.
+//! [`AdminStore`] on SQL: forwards each method to the file that implements it.
 
 use std::time::Duration;
 

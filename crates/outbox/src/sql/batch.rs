@@ -1,13 +1,15 @@
-//! Leases of many events at once.
+//! Group leases: one row that leases many events.
 //!
-//! A lease on a row is a write of that row, which costs as much as settling it. So a relay leases what it takes together, by one
-//! row that lists all of it. Only events that nobody has held before are leased like that, whose claims are 0:
+//! A lease on a row is a write of that row, which costs as much as settling it. A relay therefore
+//! leases the events that it takes together under one group lease: one row that lists all of them.
+//! Only events that were never leased before, whose claims are 0, are put under a group lease:
 //!
-//! - One transaction takes at a time, by the claim lock, so that no event is listed twice.
-//! - Whatever becomes of a listed event raises its claims or ends it. A lease that ran out is taken away by whoever takes next,
-//!   which raises the claims of all that is left of it. So an event is in no more than one list in its life, and a
-//!   verdict that comes too late finds other claims than it names.
-//! - From then on the event is leased by its row, as one is that is retried, or born leased.
+//! - The claim lock lets one transaction take at a time, so no event is listed twice.
+//! - Every change of a listed event raises its claims or ends the event. An expired group lease is
+//!   deleted by the next take, which raises the claims of all remaining events. So an event is
+//!   under at most one group lease in its life, and a late verdict finds other claims than it
+//!   names.
+//! - From then on the event is leased by its row, like an event that is retried or born leased.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -24,65 +26,71 @@ use crate::error::{Error, Result};
 use crate::event::EventId;
 use crate::store::{NodeId, Settlement, Store as _, Take};
 
-/// Nobody may keep the lock because its process hangs, or is gone without having said so.
+/// Limits the time for which a process that hangs, or has vanished without closing its connection,
+/// can keep the claim lock.
 ///
-/// READ COMMITTED, whatever others are by default: what is read after the lock was had has to be newer than that.
+/// READ COMMITTED whatever the default of the server: reads after the lock was acquired must see a
+/// snapshot newer than that.
 const LIMITS: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = 10000; \
     SET LOCAL idle_in_transaction_session_timeout = 10000; SET LOCAL jit = off; ";
 /// The claim lock: one transaction takes at a time. A statement of its own before the one that
-/// takes, which has to see everything that the transaction before has written.
+/// takes, which has to see everything that the previous transaction has written.
 ///
-/// A lock on an empty table, not an advisory lock: a role needs a right on the table to take it. Of
-/// the modes that conflict with themselves it is the weakest, so the table can be read and dumped
-/// meanwhile. A row lock would need the same right, but writes to its row, so that a take that finds
-/// nothing would wait for the disk.
+/// A lock on an empty table, not an advisory lock: a role needs a privilege on the table to acquire
+/// it. Of the modes that conflict with themselves it is the weakest, so the table can be read and
+/// dumped meanwhile. A row lock would need the same privilege, but writes to its row, so that a
+/// take that finds nothing would wait for the disk.
 const LOCK: &str = "; LOCK TABLE {claim_lock} IN SHARE UPDATE EXCLUSIVE MODE";
-/// Finds the backends that have held the claim lock for more than 9 s, and for how many seconds: NULL
-/// if this role may not see when the transaction of another role began.
+/// Finds the backends that have held the claim lock for more than 9 s, and for how many seconds:
+/// NULL if this role may not see when the transaction of another role began.
 const STALLED_TAKERS: &str = "SELECT {int l.pid}, {int extract(epoch FROM clock_timestamp() - a.xact_start)} \
     FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
     WHERE l.locktype = 'relation' AND l.granted AND l.mode = 'ShareUpdateExclusiveLock' \
     AND l.relation = '{claim_lock}'::regclass AND a.datname = current_database() \
     AND COALESCE(a.xact_start < clock_timestamp() - interval '9 seconds', TRUE)";
-/// Terminates a backend. One that waits for its client to read its answer is not idle, and no timeout
-/// ends it.
+/// Terminates a backend. A backend that waits for its client to read a response is not idle, so no
+/// timeout ends it.
 const TERMINATE: &str = "SELECT {flag pg_terminate_backend($1::bigint::int)}";
-/// Takes away leases that ran out. The time stays on the rows, and says that they are suspect.
+/// Deletes expired group leases, and raises the claims of their events. Sets `locked_until`, which
+/// marks the events as suspect.
 const REAP: &str = "; WITH late AS (DELETE FROM {batches} WHERE held_until <= {now} RETURNING seqs, due_from, due_to) \
     UPDATE {events} e SET claims = e.claims + 1, locked_until = {now} \
     WHERE {pending} AND e.claims = 0 AND e.locked_by IS NULL \
     AND e.available_at >= (SELECT min(due_from) FROM late) AND e.available_at <= (SELECT max(due_to) FROM late) \
     AND e.seq IN (SELECT unnest(seqs) FROM late)";
 
-/// Takes away the leases of one owner, as [`REAP`] does with those that ran out.
+/// Deletes the group leases of one owner, as [`REAP`] does with expired ones.
 const RELEASE: &str = "WITH gone AS (DELETE FROM {batches} WHERE owner = $1 RETURNING seqs, due_from, due_to) \
     UPDATE {events} e SET claims = e.claims + 1, locked_until = {now} \
     WHERE {pending} AND e.claims = 0 AND e.locked_by IS NULL \
     AND e.available_at >= (SELECT min(due_from) FROM gone) AND e.available_at <= (SELECT max(due_to) FROM gone) \
     AND e.seq IN (SELECT unnest(seqs) FROM gone)";
 
-/// Locks those of a window that are leased by their rows, as far as nobody else is at them.
+/// Locks the rows of a window that are leased by row, except rows that another transaction has
+/// locked.
 const LOCK_ROWS: &str = "SELECT e.event_id FROM unnest($1::text[], $2::bigint[]) s(id, claim) \
     JOIN {events} e ON {named} AND e.claims = s.claim \
     WHERE {pending by id} AND (e.locked_until IS NULL OR e.locked_until <= {now}) FOR UPDATE OF e SKIP LOCKED";
 
-/// What an event has to be to stand in the way of its key: not this node's. Up to the frontier of a key all is this node's, if all of it
-/// is in lists and none of those was lost; then nothing up to there need be looked at.
+/// Condition on an event `o` that blocks its key: this node does not hold it. All events of a key
+/// up to its frontier are held by this node if all of them are under group leases and none of these
+/// leases was lost; then no event up to the frontier need be looked at.
 const IN_THE_WAY: &str = "o.seq > CASE WHEN k.key NOT IN (SELECT unnest({apart}::text[])) AND (SELECT count(*) = cardinality({mine}::bigint[]) \
         FROM {batches} m WHERE m.batch_id {in ints {mine}} AND m.held_until > {now}) THEN k.frontier ELSE 0 END \
     AND NOT (o.seq <= k.frontier AND o.status IN (0, 2) AND CASE \
         WHEN o.claims = 0 THEN o.seq IN (SELECT unnest(m.seqs) FROM {batches} m WHERE m.batch_id {in ints {mine}} AND m.held_until > {now}) \
         ELSE COALESCE(o.locked_by = {owner} AND o.locked_until > {now}, FALSE) END)";
 
-/// Leases events together, and forgets lists of which nothing is left.
+/// Inserts a group lease, and deletes group leases whose events are all settled.
 const LIST: &str = "WITH gone AS (DELETE FROM {batches} WHERE batch_id {in ints $1}), \
     b AS (INSERT INTO {batches} (owner, held_until, due_from, due_to, seqs) \
         VALUES ($2, {later $3}, {time $4}, {time $5}, $6::bigint[]) RETURNING batch_id) \
     SELECT b.batch_id, (SELECT min(batch_id) FROM {batches}) FROM b";
 
-/// Takes away the lists of others that have events of these keys. Their rows lease them until then: no other node handles them sooner,
-/// and what the old holder says of them comes too late. By two, as a claim by row after [`REAP`] does not: the old holder tells by
-/// it whether another node may have handled an event of the key meanwhile.
+/// Deletes group leases of other owners that list events of these keys. Row leases of the same
+/// owner and expiry replace them: no other node handles the events sooner, and verdicts of the old
+/// holder come too late. Raises the claims by two, unlike a claim by row after [`REAP`]: this tells
+/// the old holder whether another node may have handled an event of the key meanwhile.
 pub(super) const UNLIST: &str = "WITH gone AS (DELETE FROM {batches} b WHERE b.owner <> $2 AND EXISTS (SELECT 1 FROM {events} o \
         WHERE o.ordering_key {in texts $1} AND o.status IN (0, 2) AND o.claims = 0 AND o.seq = ANY (b.seqs)) \
         RETURNING b.owner, b.held_until, b.seqs) \
@@ -94,7 +102,7 @@ const FORGET: &str = "DELETE FROM {batches} WHERE batch_id {in ints $1}";
 const EXTEND: &str =
     "UPDATE {batches} SET held_until = {later $1} WHERE batch_id {in ints $2} RETURNING batch_id";
 
-/// What this process holds by lists.
+/// Group leases that this process holds.
 #[derive(Default)]
 pub(super) struct Batches {
     inner: Mutex<Inner>,
@@ -102,44 +110,46 @@ pub(super) struct Batches {
 
 #[derive(Default)]
 struct Inner {
-    /// The oldest list that there is, whose ever it is. What lies before it need not be searched.
+    /// Number of the oldest group lease of any owner. Older numbers need not be searched.
     floor: i64,
     batches: HashMap<i64, Batch>,
-    /// Which list an event is in.
+    /// Group lease of each event.
     of: HashMap<EventId, i64>,
-    /// Lists of which nothing is left.
+    /// Group leases whose events are all settled.
     ended: Vec<i64>,
     lost: Vec<Lost>,
 }
 
-/// A list of which something was somebody else's by the time it was settled. Whoever has later events of a key in hand may have
-/// lost an earlier one with it, and must not go on as if that were settled.
+/// A group lease of which some events were no longer held by this process when they were settled. A
+/// key queue that holds later events of a key may have lost an earlier one with the group lease,
+/// and must not continue as if that event were settled.
 struct Lost {
     number: i64,
-    /// The newest list when something was taken next. When all up to it are settled, nobody has such later events any more:
-    /// of those that were taken since, none was taken past what was lost.
+    /// The newest group lease at the next take. When all group leases up to it are settled, no key
+    /// queue holds such later events any more: no event taken since then was taken past a lost one.
     newest: Option<i64>,
 }
 
 struct Batch {
     owner: NodeId,
-    /// How many of its events are not settled.
+    /// Number of events that are not settled.
     left: usize,
-    /// When the lease runs out here.
+    /// Expiry by this process's clock.
     until: Instant,
 }
 
 impl Batches {
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().expect("no one panics while holding this lock")
+        self.inner.lock().expect("no code panics while it holds this lock")
     }
 
     pub(super) fn floor(&self) -> i64 {
         self.inner().floor
     }
 
-    /// The lists of which something is left, and those of which nothing is: they are forgotten. Among the first may be some that
-    /// ran out, or are lost: not everything is as this process thinks then.
+    /// Returns the group leases with unsettled events, and those without, which are to be deleted.
+    /// The first may include group leases that have expired or are lost: the state in memory may
+    /// then differ from the database.
     fn before_taking(&self) -> (Vec<i64>, Vec<i64>) {
         let mut inner = self.inner();
         let Inner { batches, lost, ended, .. } = &mut *inner;
@@ -162,7 +172,7 @@ impl Batches {
         self.inner().floor = floor;
     }
 
-    /// These events are settled; unless `all`, some of them are somebody else's.
+    /// Records that these events are settled. Unless `all`, some of them were held by another node.
     pub(super) fn let_go<'a>(&self, ids: impl IntoIterator<Item = &'a EventId>, all: bool) {
         let mut inner = self.inner();
         for id in ids {
@@ -179,14 +189,15 @@ impl Batches {
         }
     }
 
-    /// The lists of this owner that these events are in.
+    /// Group leases of this owner that contain these events.
     pub(super) fn of<'a>(&self, owner: &NodeId, ids: impl IntoIterator<Item = &'a EventId>) -> BTreeSet<i64> {
         let inner = self.inner();
         let is_ours = |number: &i64| inner.batches.get(number).is_some_and(|batch| batch.owner == *owner);
         ids.into_iter().filter_map(|id| inner.of.get(id).copied()).filter(is_ours).collect()
     }
 
-    /// The verdicts that this owner may tell: of what is in a list only the one who has that list. The rows do not say who that is.
+    /// Filters the verdicts that this owner may write: an event under a group lease only if the
+    /// owner holds that group lease. The rows do not name the holder.
     pub(super) fn allowed<'a>(&self, owner: &NodeId, settlements: &'a [Settlement]) -> Cow<'a, [Settlement]> {
         if settlements.iter().all(|s| s.claim != 0) {
             return Cow::Borrowed(settlements);
@@ -201,9 +212,11 @@ impl Batches {
         Cow::Owned(settlements.iter().filter(is_allowed).cloned().collect())
     }
 
-    /// These lists were renewed, so they last for this long from then on. Returns which of the events are in one of them.
+    /// Records that these group leases were renewed for this long. Returns which of the events are
+    /// under one of them.
     ///
-    /// Forgets those that ran out so long ago: nobody has asked for anything in them since.
+    /// Forgets group leases that expired a whole lease ago: no renewal of their events was
+    /// requested since.
     fn extended<'a>(
         &self,
         ids: impl IntoIterator<Item = &'a EventId>,
@@ -229,7 +242,8 @@ impl Batches {
 }
 
 impl<DB: Database> SqlStore<DB> {
-    /// Takes what is due: together what nobody has held before if that is wanted, the rest by their rows.
+    /// Takes due events: never leased events under a group lease if that is requested, the others
+    /// by row.
     pub(super) async fn claim_listed(&self, take: &Take, owner: &NodeId, lease: Duration) -> Result<Window> {
         match self.claim_alone(take, owner, lease).await {
             Err(Error::Database(error)) if DB::is_lock_timeout(error.inner()) => {
@@ -240,7 +254,8 @@ impl<DB: Database> SqlStore<DB> {
         }
     }
 
-    /// Terminates the backends that hold the claim lock and do not get on, as far as this role may.
+    /// Terminates the backends that hold the claim lock and make no progress, as far as this role
+    /// may.
     async fn end_stalled_takers(&self) -> Result<()> {
         for row in self.fetch(STALLED_TAKERS, Vec::new()).await? {
             let (Some(pid), seconds) = (DB::int(&row, 0)?, DB::int(&row, 1)?) else { continue };
@@ -258,7 +273,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(())
     }
 
-    /// Takes while nobody else does.
+    /// Takes under the claim lock.
     async fn claim_alone(&self, take: &Take, owner: &NodeId, lease: Duration) -> Result<Window> {
         let asked = Instant::now();
         let mut tx = self.begin_alone().await?;
@@ -283,7 +298,8 @@ impl<DB: Database> SqlStore<DB> {
         Ok(window)
     }
 
-    /// Locks the rows that are to be leased by themselves. Those that others are at are left out, and hold back their keys.
+    /// Locks the rows that are to be leased by row. Rows that another transaction has locked are
+    /// left out and block their keys.
     async fn lock_rows(
         &self,
         conn: &mut DB::Connection,
@@ -304,7 +320,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(())
     }
 
-    /// Leases events together: the number of their list, and of the oldest that there is.
+    /// Inserts a group lease. Returns its number, and the number of the oldest group lease.
     async fn list<'a>(
         &self,
         conn: &mut DB::Connection,
@@ -328,9 +344,8 @@ impl<DB: Database> SqlStore<DB> {
         Ok(number(0)?.zip(number(1)?.or(number(0)?)))
     }
 
-    /// Takes away leases of lists that ran out, and runs what comes after that in the same
-    /// transaction. Returns how many rows were written. One round trip: statements that are sent
-    /// together are a transaction.
+    /// Deletes expired group leases, and runs `then` in the same transaction. Returns how many rows
+    /// were written. One round trip: statements that are sent together are a transaction.
     pub(super) async fn reap_listed(&self, then: &str) -> Result<u64> {
         let mut conn = self.pools.relay.acquire().await?;
         let written = DB::script(&mut conn, self.limited(&format!("{REAP}{then}"))).await?;
@@ -338,12 +353,13 @@ impl<DB: Database> SqlStore<DB> {
         Ok(written)
     }
 
-    /// Takes away the lists of one owner. Returns how many events were leased by them.
+    /// Deletes the group leases of one owner. Returns how many events they leased.
     pub(super) async fn release_lists(&self, conn: &mut DB::Connection, owner: &NodeId) -> Result<u64> {
         Ok(DB::run(conn, self.render(RELEASE), vec![Value::text(owner.as_str())]).await?)
     }
 
-    /// Forgets lists of which nothing is left, as the next take would: there is none.
+    /// Deletes group leases whose events are all settled, as the next take would: there is no next
+    /// take.
     pub(super) async fn forget_ended_lists(&self) -> Result<()> {
         let ended = std::mem::take(&mut self.batches.inner().ended);
         if !ended.is_empty() {
@@ -352,28 +368,29 @@ impl<DB: Database> SqlStore<DB> {
         Ok(())
     }
 
-    /// An event was settled on a connection of somebody else's.
+    /// Records that an event was settled on a connection of the caller.
     pub(crate) fn let_go(&self, id: &EventId) {
         self.batches.let_go([id], true);
     }
 
-    /// Begins a transaction during which nobody takes anything, and renews nothing that ran out before.
+    /// Begins a transaction that holds the claim lock and deletes expired group leases, so that
+    /// none is renewed.
     pub(super) async fn begin_alone(&self) -> Result<Work<'static, DB>> {
         self.begin_by(&format!("{LOCK}{REAP}")).await
     }
 
-    /// Begins a transaction with statements that cost no round trip of their own.
+    /// Begins a transaction with statements that cost no extra round trip.
     pub(super) async fn begin_by(&self, script: &str) -> Result<Work<'static, DB>> {
         Ok(begin_by(&self.pools.relay, Some(self.limited(script))).await?)
     }
 
-    /// A script of a transaction with the limits before it.
+    /// Renders the script of a transaction, preceded by the limits.
     fn limited(&self, script: &str) -> String {
         let in_order = DB::IN_ORDER.unwrap_or_default();
         self.render(&format!("{LIMITS}{in_order}{script}")).text.to_string()
     }
 
-    /// Renews the lists that these events are in. Returns those that are still held.
+    /// Renews the group leases of these events. Returns the events that are still held.
     pub(super) async fn extend_listed(
         &self,
         owner: &NodeId,
@@ -396,7 +413,7 @@ impl<DB: Database> SqlStore<DB> {
     }
 }
 
-/// What is in the way of a run, for one who holds events by these lists.
+/// Condition on events that block a key queue, for an owner with these group leases.
 pub(super) fn in_the_way(take: &Take, owner: &NodeId, mine: &[i64], values: &mut Vec<Value>) -> String {
     let apart = take.held_up_to.iter().filter(|(_, reach)| !reach.together).map(|(run, _)| &*run.key);
     let mut text = IN_THE_WAY.to_owned();

@@ -1,4 +1,4 @@
-//! Beginning a transaction, in a way that may be cancelled at any time.
+//! Begins transactions; the future may be cancelled at any time.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -7,7 +7,7 @@ use super::dialect::Dialect;
 use super::source::{Source, Work};
 use super::warm::First;
 
-/// A future that is finished in the background when it is dropped before its end.
+/// A future that completes in the background if it is dropped before its end.
 pub(crate) struct Finished<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
 
 impl<F: Future<Output: Send> + Send + 'static> Finished<F> {
@@ -37,19 +37,19 @@ impl<F: Future<Output: Send> + Send + 'static> Drop for Finished<F> {
     }
 }
 
-/// Begins a transaction that is going to write.
+/// Begins a writing transaction.
 pub(super) async fn begin_on<DB: Dialect>(source: &Source<DB>) -> Result<Work<'static, DB>, sqlx::Error> {
     begin_by(source, None).await
 }
 
-/// The same with statements that are sent together with `BEGIN`.
+/// Begins a writing transaction with statements that are sent together with `BEGIN`.
 pub(super) async fn begin_by<DB: Dialect>(
     source: &Source<DB>,
     script: Option<String>,
 ) -> Result<Work<'static, DB>, sqlx::Error> {
     Ok(match source {
         Source::Pool(pool) => Work::Pool(pool.begin(First { before: None, script }).await?),
-        // One that is dropped half way is closed.
+        // A connection that is dropped during `begin` is closed.
         Source::Line(line) => Work::Line(line.begin(script).await?),
     })
 }

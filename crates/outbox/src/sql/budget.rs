@@ -1,10 +1,11 @@
-//! The connections of a fleet, counted together: at most so many exist at any moment, whatever the number of databases.
+//! Connection budget of a fleet: a limit on open connections over all databases.
 //!
-//! Two things are counted. A [`Permit`] is the right to *use* a connection for one operation: there are as many as
-//! connections may exist, and they are given out in the order of asking. A [`Ticket`] goes with each connection from
-//! before it is opened until after it is closed: tickets are what is exact. Connections stay open between operations;
-//! one who needs a ticket when there are none closes the connection that has been idle for longest, of whatever
-//! database. Since whoever asks for a ticket has a permit, there is always one that is idle or about to be.
+//! Two things are counted. A [`Permit`] is the right to *use* a connection for one operation: there
+//! are as many permits as connections may be open, and they are granted in the order of requests. A
+//! [`Ticket`] belongs to each connection from before it is opened until after it is closed: tickets
+//! enforce the exact limit. Connections stay open between operations; a request for a ticket when
+//! none is left closes the connection that has been idle for longest, of any database. Since every
+//! such request holds a permit, there is always a connection that is idle or about to be.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
@@ -16,22 +17,22 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::error::{Error, Result};
 
-/// How long one may stand in line for a permit.
+/// Maximum wait for a permit.
 const IN_LINE: Duration = Duration::from_secs(30);
 
-/// The first pause after trouble, and the longest. Each failure doubles it.
+/// Initial and maximum pause after a failure. Each failure doubles the pause.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
-/// What all databases of a fleet share.
+/// Budget that all databases of a fleet share.
 pub(crate) struct Budget {
     limit: usize,
     permits: Arc<Semaphore>,
-    /// Databases in trouble share these few, so that the others have the rest.
+    /// Permits that unavailable databases share, a quarter, so that the others have the rest.
     troubled: Arc<Semaphore>,
-    /// Connections that wait for notifications are at most so many: nothing else can use them.
+    /// Limits the connections that wait for notifications: no other operation can use them.
     lookouts: Arc<Semaphore>,
     books: Mutex<Books>,
-    /// Told when a ticket is free, or a connection idle.
+    /// Notified when a ticket is free or a connection is idle.
     freed: Notify,
     open_gauge: Gauge,
     troubled_gauge: Gauge,
@@ -39,17 +40,17 @@ pub(crate) struct Budget {
 
 #[derive(Default)]
 struct Books {
-    /// How many tickets are out.
+    /// Number of tickets in use.
     open: usize,
     in_trouble: usize,
     lines: Vec<Weak<dyn Idles>>,
 }
 
-/// One whose idle connections may be closed for others.
+/// Pool whose idle connections may be closed for other databases.
 pub(crate) trait Idles: Send + Sync {
-    /// Since when its oldest connection is idle; `None` if none is.
+    /// Time since which the oldest idle connection is idle; `None` if none is idle.
     fn idle_since(&self) -> Option<Instant>;
-    /// Closes that connection, and hands over its ticket.
+    /// Closes that connection and returns its ticket.
     fn give_up(&self) -> Option<BoxFuture<'static, Ticket>>;
 }
 
@@ -67,38 +68,39 @@ impl Budget {
         })
     }
 
-    /// How many connections there may be.
+    /// Maximum number of open connections.
     pub(crate) fn limit(&self) -> usize {
         self.limit
     }
 
-    /// How many there are.
+    /// Number of open connections.
     pub(crate) fn open(&self) -> usize {
         self.books().open
     }
 
-    /// How many permits one database may have, so that one that hangs does not eat all: `most` it can use.
+    /// Number of permits for one database, at most `most`: a database that hangs must not hold them
+    /// all.
     fn share(&self, most: usize) -> usize {
         most.min((self.limit / 4).max(1))
     }
 
     fn books(&self) -> std::sync::MutexGuard<'_, Books> {
-        self.books.lock().expect("no one panics while holding the books")
+        self.books.lock().expect("no code panics while it holds this lock")
     }
 
-    /// Takes part in closing idle connections for others.
+    /// Registers a pool whose idle connections may be closed for other databases.
     pub(crate) fn enlist(&self, line: Weak<dyn Idles>) {
         let mut books = self.books();
         books.lines.retain(|line| line.strong_count() > 0);
         books.lines.push(line);
     }
 
-    /// A ticket for a new connection. Only for those who have a permit.
+    /// Waits for a ticket for a new connection. The caller must hold a permit.
     pub(crate) async fn ticket(self: &Arc<Self>) -> Ticket {
         loop {
             let freed = self.freed.notified();
             let mut freed = std::pin::pin!(freed);
-            // From here on nothing that becomes free is missed.
+            // From here on no notification is missed.
             freed.as_mut().enable();
             if let Some(ticket) = self.free_ticket() {
                 return ticket;
@@ -110,8 +112,8 @@ impl Budget {
         }
     }
 
-    /// A connection that waits for notifications, for as long as the result exists. `None` if a
-    /// quarter of all connections do so: the database is polled.
+    /// Reserves a connection that waits for notifications, until the result is dropped. `None` if a
+    /// quarter of all connections do so already: the database is polled.
     pub(crate) async fn lookout(self: &Arc<Self>) -> Option<Lookout> {
         let lookout = self.lookouts.clone().try_acquire_owned().ok()?;
         let permit = self.permits.clone().acquire_owned().await.ok()?;
@@ -132,18 +134,18 @@ impl Budget {
         let lines: Vec<_> = self.books().lines.iter().filter_map(Weak::upgrade).collect();
         let oldest =
             lines.iter().filter_map(|line| Some((line.idle_since()?, line))).min_by_key(|(at, _)| *at);
-        // It may be in use again by now: then somebody else's is.
+        // The oldest may be in use again: then use an idle connection of another database.
         let of_oldest = oldest.and_then(|(_, line)| line.give_up());
         of_oldest.or_else(|| lines.iter().find_map(|line| line.give_up()))
     }
 
-    /// A connection has become idle.
+    /// Signals that a connection has become idle.
     pub(crate) fn has_idle(&self) {
         self.freed.notify_waiters();
     }
 }
 
-/// Goes with a connection for as long as it exists.
+/// Counts one connection while it exists.
 pub(crate) struct Ticket(Arc<Budget>);
 
 impl Drop for Ticket {
@@ -156,8 +158,8 @@ impl Drop for Ticket {
     }
 }
 
-/// A connection that waits for notifications. It has a permit, because it is never idle: those who have
-/// the other permits still find a connection.
+/// A connection that waits for notifications. It holds a permit because it is never idle: holders
+/// of the other permits still find a connection.
 pub(crate) struct Lookout {
     _ticket: Ticket,
     _permit: OwnedSemaphorePermit,
@@ -172,14 +174,15 @@ pub(crate) struct Permit {
     _handling: Option<OwnedSemaphorePermit>,
 }
 
-/// The place of one database in the budget, and how it is doing.
+/// Share of one database in the budget, and its circuit breaker.
 pub(crate) struct Seat {
     pub(crate) name: String,
     pub(crate) budget: Arc<Budget>,
-    /// How long one operation may take.
+    /// Timeout of one operation.
     pub(crate) patience: Duration,
     own: Arc<Semaphore>,
-    /// One fewer than all, if there are several: handlers that take long must not keep leases from being renewed.
+    /// Permits for handlers: one fewer than all, if there are several, so that long handlers do not
+    /// keep leases from being renewed.
     handling: Arc<Semaphore>,
     share: u32,
     health: Mutex<Health>,
@@ -187,10 +190,10 @@ pub(crate) struct Seat {
 
 #[derive(Default)]
 struct Health {
-    /// Why the last operation failed. `None`: all is well.
+    /// Why the last operation failed; `None` if the database is available.
     trouble: Option<String>,
     failures: u32,
-    /// Not to be tried before.
+    /// End of the pause before the next attempt.
     not_before: Option<Instant>,
 }
 
@@ -201,7 +204,7 @@ impl fmt::Debug for Seat {
 }
 
 impl Seat {
-    /// A place for a database that uses `most` connections at a time.
+    /// Creates the share of a database that uses at most `most` connections.
     pub(crate) fn new(name: &str, budget: Arc<Budget>, patience: Duration, most: usize) -> Self {
         let share = budget.share(most);
         Self {
@@ -216,10 +219,10 @@ impl Seat {
     }
 
     fn health(&self) -> std::sync::MutexGuard<'_, Health> {
-        self.health.lock().expect("no one panics while holding this lock")
+        self.health.lock().expect("no code panics while it holds this lock")
     }
 
-    /// Why the database cannot be used at present.
+    /// Why the database is unavailable; `None` if it is available.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.health().trouble.clone()
     }
@@ -228,25 +231,25 @@ impl Seat {
         self.health().trouble.is_some()
     }
 
-    /// How often in a row it failed.
+    /// Number of failures in a row.
     pub(crate) fn failures(&self) -> u32 {
         self.health().failures
     }
 
-    /// The database answered.
+    /// Records a response of the database: closes the breaker.
     pub(crate) fn is_well(&self) {
         let was = std::mem::take(&mut *self.health());
         if was.trouble.is_some() {
             self.count_troubled(|n| n.saturating_sub(1));
-            tracing::info!(store = self.name, "the database answers again");
+            tracing::info!(store = self.name, "database available again");
         }
     }
 
-    /// The database did not answer, or could not be reached.
+    /// Records a failure to connect or to respond in time: opens the breaker.
     pub(crate) fn is_in_trouble(&self, reason: &str) {
         let mut health = self.health();
         let pause = PAUSE.0.saturating_mul(1 << health.failures.min(10)).min(PAUSE.1);
-        // Spread, so that those who failed together do not come back together.
+        // Jitter, so that databases that failed together are not retried together.
         let pause = pause.mul_f64(rand::random_range(0.75..=1.25));
         health.failures = health.failures.saturating_add(1);
         health.not_before = Some(Instant::now() + pause);
@@ -254,7 +257,7 @@ impl Seat {
         drop(health);
         if first {
             self.count_troubled(|n| n + 1);
-            tracing::error!(store = self.name, reason, "the database is in trouble: trying it less often");
+            tracing::error!(store = self.name, reason, "database unavailable: retrying with longer pauses");
         }
     }
 
@@ -268,11 +271,11 @@ impl Seat {
         Error::Unavailable { store: self.name.clone(), reason: reason.into() }
     }
 
-    /// A permit to use a connection; an error at once while the database is left alone after trouble.
+    /// Waits for a permit to use a connection. Fails immediately during the pause after a failure.
     pub(crate) async fn enter(&self) -> Result<Permit> {
         self.may_be_tried()?;
         let permit = self.stand_in_line().await?;
-        // Somebody before us in the line may just have found out.
+        // An operation ahead in the queue may just have failed.
         self.may_be_tried()?;
         Ok(permit)
     }
@@ -287,13 +290,14 @@ impl Seat {
         let health = self.health();
         match (&health.trouble, health.not_before) {
             (Some(reason), Some(time)) if Instant::now() < time => {
-                Err(self.unavailable(format!("{reason}; left alone for a moment")))
+                Err(self.unavailable(format!("{reason}; next attempt after a pause")))
             }
             _ => Ok(()),
         }
     }
 
-    /// A permit to use a connection, also if the database is in trouble: for people's own transactions.
+    /// Waits for a permit to use a connection, even if the database is unavailable: for the
+    /// application's own transactions.
     pub(crate) async fn stand_in_line(&self) -> Result<Permit> {
         let acquire = async {
             let own = self.own.clone().acquire_owned().await?;
@@ -311,14 +315,15 @@ impl Seat {
         };
         match tokio::time::timeout(IN_LINE, acquire).await {
             Ok(Ok(permit)) => Ok(permit),
-            Ok(Err(_closed)) => Err(self.unavailable("it was removed from the fleet")),
+            Ok(Err(_closed)) => Err(self.unavailable("database removed from the fleet")),
             Err(_) => Err(self.unavailable(format!(
                 "no connection became free within {IN_LINE:?}: raise max_connections or shorten transactions"
             ))),
         }
     }
 
-    /// Waits for those who have permits, for as long as patience allows; nobody gets one any more.
+    /// Waits until all permits are returned, up to the operation timeout. No permit is granted
+    /// afterwards.
     pub(crate) async fn leave(&self) {
         let all = self.own.acquire_many(self.share);
         let _ = tokio::time::timeout(self.patience, all).await;
@@ -326,7 +331,7 @@ impl Seat {
         self.is_forgotten();
     }
 
-    /// What is removed is not in trouble.
+    /// Closes the breaker: a removed database does not count as unavailable.
     fn is_forgotten(&self) {
         if std::mem::take(&mut *self.health()).trouble.is_some() {
             self.count_troubled(|n| n.saturating_sub(1));

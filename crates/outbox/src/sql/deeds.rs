@@ -1,4 +1,4 @@
-//! What people change by hand, and the book of it.
+//! Manual changes of dead events, and audit entries.
 
 use std::time::Duration;
 
@@ -9,7 +9,8 @@ use crate::error::Result;
 use crate::event::{EventId, Payload};
 use crate::store::{Audit, AuditEntry, Edit, NodeId, short, short_error};
 
-/// Dead events hold no lease, and a settlement that is still on its way finds them dead: the status is fence enough.
+/// Dead events are not leased, and a late settlement finds the status DEAD: the status is a
+/// sufficient fence.
 const SKIP: &str =
     "UPDATE {events} SET status = 1, done_at = {now}, done_by = $2 WHERE event_id = $1 AND status = 3";
 
@@ -24,7 +25,7 @@ const AUDITED_UNCOUNTED: &str = "UPDATE {audits} SET outcome = $2 WHERE audit_id
 
 const PURGE: &str = "DELETE {from listed audits audit_id ints $1} {where listed audits audit_id ints $1}";
 
-/// The longest details that are kept, in characters.
+/// Maximum length of stored details, in characters.
 const MAX_DETAILS: usize = 16_000;
 
 impl<DB: Database> SqlStore<DB> {
@@ -60,7 +61,8 @@ impl<DB: Database> SqlStore<DB> {
             Value::Text(target.as_deref().map(|text| short(text, 255))),
             Value::Text(details.as_deref().map(|text| short(text, MAX_DETAILS))),
         ];
-        // In a transaction, because the number may have to be asked for on the same connection.
+        // In a transaction, because the generated number may have to be read on the same
+        // connection.
         let mut tx = begin_on(&self.pools.relay).await?;
         let rows = match DB::LAST_ID {
             None => {
@@ -90,7 +92,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(())
     }
 
-    /// Of the first so many only: times rise with numbers, and there is no index by time.
+    /// Checks only the first `limit` entries: times rise with ids, and there is no index by time.
     pub(super) async fn purge_old_audits(&self, older_than: Duration, limit: usize) -> Result<u64> {
         let text = format!(
             "SELECT f.audit_id FROM (SELECT audit_id, made_at FROM {{audits}} ORDER BY audit_id LIMIT {limit}) f \

@@ -1,4 +1,4 @@
-//! What a database must tell us about itself, and how values get in and out of it.
+//! Differences between databases, and conversion of values into and out of statements.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,48 +17,48 @@ use crate::error::{Error, Result};
 use crate::event::{AggregateType, EVENT_OVERHEAD, Event};
 use crate::store::{AppendNotifier, Completion, Holder, InsertNotifier, NodeId, OnDead};
 
-/// A database that an [`Outbox`](crate::Outbox) can live in. Implemented for sqlx's `Postgres`, `MySql`
-/// and `Sqlite`; sealed.
+/// A database that can hold an [`Outbox`](crate::Outbox). Implemented for sqlx's `Postgres`,
+/// `MySql` and `Sqlite`; sealed.
 pub trait Database: Dialect {}
 impl<DB: Dialect> Database for DB {}
 
-/// Which clock decides what is due.
+/// The clock that decides which events are due.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
-    /// The database's own: a node's skewed clock changes nothing.
+    /// The database's clock: a skewed clock of a node has no effect.
     #[default]
     Database,
-    /// One that stands still until a test moves it.
+    /// A clock that only a test moves.
     Frozen(FrozenClock),
 }
 
-/// A clock that stands still until it is moved. Clones show the same time.
+/// A clock that stands still until it is moved. Clones share the time.
 #[derive(Clone, Debug)]
 pub struct FrozenClock(Arc<Mutex<DateTime<Utc>>>);
 
 impl FrozenClock {
-    /// Stands at this time.
+    /// Creates a clock that shows this time.
     pub fn at(time: DateTime<Utc>) -> Self {
         Self(Arc::new(Mutex::new(time)))
     }
 
-    /// What it shows.
+    /// The current time of the clock.
     pub fn now(&self) -> DateTime<Utc> {
-        *self.0.lock().expect("no one panics while holding the clock")
+        *self.0.lock().expect("no code panics while it holds this lock")
     }
 
-    /// Sets it, forwards or back.
+    /// Sets the time, forwards or back.
     pub fn set(&self, time: DateTime<Utc>) {
-        *self.0.lock().expect("no one panics while holding the clock") = time;
+        *self.0.lock().expect("no code panics while it holds this lock") = time;
     }
 
-    /// Moves it on.
+    /// Advances the time.
     pub fn advance(&self, by: Duration) {
-        *self.0.lock().expect("no one panics while holding the clock") += by;
+        *self.0.lock().expect("no code panics while it holds this lock") += by;
     }
 }
 
-/// A value on its way into a statement.
+/// A parameter of a statement.
 #[derive(Clone, Debug)]
 pub enum Value {
     /// A number.
@@ -96,7 +96,7 @@ impl Value {
         Value::Ints(ints.into_iter().map(Some).collect())
     }
 
-    /// A list that takes values of this kind.
+    /// An empty list for values of this kind.
     #[cfg(feature = "postgres")]
     pub(crate) fn empty_list(&self) -> Self {
         match self {
@@ -107,7 +107,7 @@ impl Value {
         }
     }
 
-    /// Adds a value to the list made for its kind.
+    /// Appends a value to the list of its kind.
     #[cfg(feature = "postgres")]
     pub(crate) fn push(&mut self, value: Value) {
         match (self, value) {
@@ -119,7 +119,7 @@ impl Value {
         }
     }
 
-    /// What an array of this list is called.
+    /// Name of the PostgreSQL array type of this list.
     #[cfg(feature = "postgres")]
     pub(crate) fn array(&self) -> &'static str {
         match self {
@@ -141,13 +141,14 @@ impl Value {
     }
 }
 
-/// A duration in microseconds, which all databases can add; a delay beyond a century is one of a century.
+/// A duration in microseconds, which all databases can add. A delay of more than a century is cut
+/// to a century.
 pub(crate) fn micros(duration: Duration) -> i64 {
     const CENTURY: i64 = 100 * 365 * 86_400 * 1_000_000;
     i64::try_from(duration.as_micros()).map_or(CENTURY, |us| us.min(CENTURY))
 }
 
-/// The columns of an event, as read. In the order of `statements::COLUMNS`.
+/// Columns of an event as read, in the order of `statements::COLUMNS`.
 #[derive(Debug)]
 pub struct Columns {
     pub(crate) event_type: String,
@@ -168,7 +169,7 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// About how much memory it takes.
+    /// Approximate size in memory.
     pub(crate) fn bytes(&self) -> usize {
         let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         let bytes = self.payload_bytes.as_ref().map_or(0, Vec::len);
@@ -183,19 +184,19 @@ pub struct NewRow {
     pub(crate) leased: bool,
 }
 
-/// Who leases what is born leased.
+/// Owner and duration of the lease of events that are born leased.
 #[derive(Clone, Debug)]
 pub struct BirthLease {
     pub(crate) owner: NodeId,
     pub(crate) lease: Duration,
 }
 
-/// Which rows of a batch a settlement is for.
+/// Rows of a batch that a settlement applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// Those that are steps of no join: there is nothing to count with them.
+    /// Rows that are not steps of a join: no join counters change.
     Plain,
-    /// All of them.
+    /// All rows.
     All,
 }
 
@@ -208,54 +209,58 @@ impl Which {
     }
 }
 
-/// How failed attempts are written down.
+/// How failed attempts are recorded.
 pub enum Noting {
-    /// By a statement that settles as well; what it returns is what moved.
+    /// In the statement that settles; its row count is the number of settled events.
     AtOnce(String),
-    /// By a statement of its own, before they are settled. It locks their rows, so that the settlement finds the same ones.
+    /// In a statement of its own before the settlement. It locks the rows, so that the settlement
+    /// finds the same rows.
     First(String),
 }
 
-/// How to connect: what sqlx makes of a URL.
+/// Connection options that sqlx parses from a URL.
 #[doc(hidden)]
 pub type Options<DB> = <<DB as sqlx::Database>::Connection as sqlx::Connection>::Options;
 
-/// What differs between databases. Not for use outside of this crate.
+/// Differences between databases. Not for use outside of this crate.
 #[doc(hidden)]
 pub trait Dialect: sqlx::Database + LogDialect + Sized {
-    /// What quotes an identifier.
+    /// Quote character of identifiers.
     const QUOTE: char;
-    /// Starts a transaction that is going to write; the driver's own way if `None`.
+    /// Statement that begins a writing transaction; `None`: the driver's own.
     const BEGIN: Option<&'static str>;
-    /// Starts a transaction of the relay on a shared session, with its settings; `None` where sessions
-    /// are never shared.
+    /// Statement that begins a transaction of the relay on a shared session, with its settings;
+    /// `None` where sessions are never shared.
     const BEGIN_SHARED_BY_INDEX: Option<&'static str> = None;
-    /// The same for other transactions of the store's own.
+    /// The same for the store's other transactions.
     const BEGIN_SHARED: Option<&'static str> = None;
-    /// What to say before the transaction of a handler begins, if its isolation is not what it should be.
+    /// Statement before the transaction of a handler, if the default isolation level is not the
+    /// required one.
     const BEFORE_HANDLER: Option<&'static str> = None;
-    /// The scripts that make the tables, oldest first.
+    /// Scripts that create the tables, oldest first.
     const MIGRATIONS: &'static [&'static str];
-    /// Whether the tables can live in a schema of their own.
+    /// Whether the tables can be in a schema of their own.
     const SCHEMAS: bool;
-    /// Whether lists travel as arrays, one a column; otherwise as one JSON array of rows.
+    /// Whether lists are passed as arrays, one per column; otherwise as one JSON array of rows.
     const ARRAYS: bool;
-    /// Whether the table takes only valid JSON as a payload; otherwise it is checked when it is read.
+    /// Whether the table accepts only valid JSON as a payload; otherwise JSON is checked when it is
+    /// read.
     const CHECKS_JSON: bool = true;
-    /// Whether a subquery in FROM may look at what stands before it.
+    /// Whether a subquery in FROM may refer to the items before it.
     const LATERAL: bool;
-    /// Makes the row of a named lease, if it is not there.
+    /// Inserts the row of a named lease, if it does not exist.
     const NEW_LEASE: &'static str;
-    /// Switches on the flag by which the table gives rows without a key the key of their aggregate.
+    /// Sets the flag by which the table gives rows without an ordering key the key of their
+    /// aggregate.
     const BY_AGGREGATE: &'static str;
 
-    /// The same for these tables, after a statement on them.
+    /// The same for the product that these tables are on, known after the first statement on them.
     fn by_aggregate(_: &Names) -> &'static str {
         Self::BY_AGGREGATE
     }
 
-    /// Creates the trigger that keeps writers of one ordering key in order, where a server may refuse
-    /// it, unless it is there. False: the server refuses it, and the tables work without it.
+    /// Creates the trigger that keeps writers of one ordering key in order, unless it exists.
+    /// False: the server refuses the trigger, and the tables work without it.
     fn create_order_trigger(
         _: &mut Self::Connection,
         _: &Names,
@@ -263,8 +268,7 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         async { Ok(true) }
     }
 
-    /// Whether the table gives a row without an ordering key that of its aggregate, if it is told
-    /// to.
+    /// Whether the table can give a row without an ordering key that of its aggregate.
     fn gives_keys(
         _: &mut Self::Connection,
         _: &Names,
@@ -272,8 +276,8 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         async { Ok(true) }
     }
 
-    /// Makes takers take turns until the end of the transaction, where none can pass over the rows
-    /// that another has locked. False: each can.
+    /// Serializes takers until the end of the transaction, where a taker cannot skip the rows that
+    /// another has locked. False: takers skip locked rows.
     fn take_turn(
         _: &dyn Render,
         _: &mut Self::Connection,
@@ -281,14 +285,15 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         async { Ok(false) }
     }
 
-    /// The statement that creates that trigger, for the script of the whole schema.
+    /// The statement that creates the order trigger, for the script of the whole schema.
     const ORDER_TRIGGER: Option<&'static str> = None;
 
-    /// Notes in the inbox that consumer `$1` has had event `$2`; touches no row if it was there.
+    /// Records in the inbox that consumer `$1` has received event `$2`; changes no row if that was
+    /// recorded before.
     const ONCE: &'static str;
 
-    /// A pattern in which `*` stands for any run of characters, for `LIKE … ESCAPE '|'`: that minds upper and lower case where
-    /// the columns do.
+    /// Converts a pattern in which `*` matches any characters for `LIKE … ESCAPE '|'`, which is
+    /// case-sensitive where the columns are.
     fn pattern(pattern: &str) -> String {
         let letter = |c: char| match c {
             '*' => "%".to_owned(),
@@ -298,13 +303,13 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         pattern.chars().map(letter).collect()
     }
 
-    /// The text of a fragment, such as `now` or `later $3`.
+    /// Text of a fragment, such as `now` or `later $3`.
     fn fragment(slot: &str) -> String;
 
-    /// A time as a literal, for a frozen clock.
+    /// A time literal, for a frozen clock.
     fn literal(time: DateTime<Utc>) -> String;
 
-    /// A statement from its text with numbered placeholders.
+    /// Builds a statement from text with numbered placeholders.
     fn statement(text: String, names: &Names) -> Statement;
 
     /// Rewrites a statement for the server of this connection, where servers of one protocol
@@ -318,52 +323,61 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     }
 
     /// The scripts for these tables, as many as there are [`MIGRATIONS`](Dialect::MIGRATIONS).
-    /// Migrations are [locked](Dialect::lock_migrations) before.
+    /// Called after migrations are [locked](Dialect::lock_migrations).
     fn migrations(_: &Names) -> &'static [&'static str] {
         Self::MIGRATIONS
     }
 
-    /// The statement that finds, for each run of a window, the first event that blocks some of it: the key and the destination of the
-    /// run, the place of that event and its type. `{past}` stands for the condition that tells an event `o` from those that the
-    /// taker has, and from those that go elsewhere.
+    /// The statement that finds, for each key queue of a window, the first event that blocks a part
+    /// of it: key and destination of the queue, sequence number and type of that event. `{past}`
+    /// stands for the condition that excludes events `o` that the taker holds and events with
+    /// another destination.
     fn stops(on_dead: OnDead) -> &'static str;
 
-    /// The statement that settles what is done. `$1` and `$2` are the owner and the epoch, the batch follows.
+    /// The statement that settles done events. `$1` and `$2` are the owner and the epoch, the batch
+    /// follows.
     fn settle_done(completion: Completion, by: &Holder, which: Which) -> String;
 
-    /// The statement that settles everything else. It ends the claim by raising it, so that a verdict told twice
-    /// counts once, also where one node holds the table and reading claims nothing.
+    /// The statement that writes all other verdicts. It ends the claim by raising it, so that a
+    /// repeated verdict counts once, even where one node holds the table and taking raises no
+    /// claims.
     fn settle_rest(by: &Holder, which: Which) -> String;
 
-    /// The query that locks the rows of a batch that are still their holder's: their ids, and whether they are steps of
-    /// joins. `$1` to `$4` as in a settlement.
+    /// The query that locks those rows of a batch that the holder still holds, and returns their
+    /// ids and whether they are steps of joins. `$1` to `$4` as in a settlement.
     fn hold_batch(by: &Holder) -> String;
 
-    /// How failed attempts are written down: those of a batch that [`settle_rest`](Dialect::settle_rest) counts or buries.
+    /// How failed attempts of a batch are recorded: those that
+    /// [`settle_rest`](Dialect::settle_rest) counts or dead-letters.
     fn note_attempts(by: &Holder, which: Which) -> Noting;
 
-    /// The statement that writes the counters and the status of joins: a batch of id, attached, completed, failed,
-    /// status.
+    /// The statement that writes the counters and the status of joins: a batch of id, attached,
+    /// completed, failed, status.
     fn count_joins() -> &'static str;
 
-    /// The statement that renews leases. `$1` and `$2` are the owner and the length, the batch follows.
+    /// The statement that renews leases. `$1` and `$2` are the owner and the duration, the batch
+    /// follows.
     fn extend() -> &'static str;
 
-    /// Makes rows for the pairs of the list `$1` that have none, in the order of the list.
+    /// Inserts rows for the subscriptions of the list `$1` that have none, in the order of the
+    /// list.
     const REGISTER: &'static str;
 
-    /// The statement that changes the pairs of a list that fulfil a condition, in one order. `s` is the list, `e` the rows.
+    /// The statement that updates the subscriptions of a list that meet a condition, in one order.
+    /// `s` is the list, `e` the rows.
     fn change_pairs(list: &str, set: &str, condition: &str) -> String;
 
-    /// A condition on the rows `e` of pairs in an UPDATE, such that they are locked in the order of their names.
+    /// A condition on the rows `e` of subscriptions in an UPDATE that locks them in the order of
+    /// their names.
     fn in_order(condition: &str) -> String {
         condition.to_owned()
     }
 
-    /// The statement that deletes inbox entries older than `$1` microseconds, at most so many.
+    /// The statement that deletes inbox entries older than `$1` microseconds, at most `limit`.
     fn purge_inbox(limit: usize) -> String;
 
-    /// Notes many events in the inbox, in the order of the list; returns those that were not there.
+    /// Records many events in the inbox, in the order of the list. Returns those that were not
+    /// recorded before.
     fn once_each(
         sql: &dyn Render,
         conn: &mut Self::Connection,
@@ -371,22 +385,23 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         ids: Value,
     ) -> impl Future<Output = Result<Vec<String>, sqlx::Error>> + Send;
 
-    /// Whether many events can be leased at once, by a list of them. Not on a distributed database.
+    /// Whether the database supports group leases. A distributed database does not.
     const LISTS: bool = false;
 
-    /// How many connections one database of a fleet may use at a time.
+    /// Maximum number of connections in use for one database of a fleet.
     const AT_ONCE: usize = 3;
 
-    /// How to connect to a database of a fleet, in which nothing should take longer than `patience`.
+    /// Connection options for a database of a fleet, in which no operation should take longer than
+    /// `patience`.
     fn options(url: &str, patience: Duration) -> Result<Options<Self>>;
 
-    /// Whether a database that is not there is made by connecting to it, where that is possible.
+    /// Sets whether connecting creates a missing database, where that is possible.
     fn creating(options: Options<Self>, _create: bool) -> Options<Self> {
         options
     }
 
-    /// Opens one connection, for the application and the relay alike. The first one finds out whether
-    /// sessions are shared.
+    /// Opens one connection, for the application and the relay alike. The first connection detects
+    /// whether sessions are shared.
     fn connect_one(
         options: &Options<Self>,
         _sessions: &Sessions,
@@ -394,24 +409,24 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         <Self::Connection as sqlx::Connection>::connect_with(options)
     }
 
-    /// What is known of the sessions that a URL leads to, before there is a connection.
+    /// Properties of the sessions of a URL that are known before a connection is opened.
     fn sessions(_url: &str, _pooler: Pooler) -> Result<Sessions> {
         Ok(Sessions::own())
     }
 
-    /// Whether the sessions that these options lead to are shared.
+    /// Whether the sessions of these options are shared.
     fn are_shared(_options: &Options<Self>) -> impl Future<Output = Result<bool, sqlx::Error>> + Send {
         async { Ok(false) }
     }
 
-    /// Opens a pool; `options` says how large.
+    /// Opens the pools; `options` has the size.
     fn connect(url: &str, options: &StoreOptions) -> impl Future<Output = Result<Pools<Self>>> + Send;
 
-    /// Pools beside one that the application already has.
+    /// Opens the store's pools next to a pool of the application.
     fn beside(pool: &sqlx::Pool<Self>, options: &StoreOptions, sessions: Sessions) -> Pools<Self>;
 
-    /// Inserts rows; returns which ids were stored and when, or `None` for all of them. `dated`: the times are asked for, which
-    /// takes the right to read them.
+    /// Inserts rows. Returns which ids were stored and when, or `None` for all of them. `dated`:
+    /// returns the times, which requires the privilege to read them.
     fn insert(
         sql: &dyn Render,
         conn: &mut Self::Connection,
@@ -420,44 +435,48 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         dated: bool,
     ) -> impl Future<Output = Result<Option<Vec<StoredRow>>>> + Send;
 
-    /// What to say in a transaction that reads by an index in its order, where the planner could otherwise sort a whole table.
+    /// Settings of a transaction that reads in the order of an index, where the planner might
+    /// otherwise sort a whole table.
     const IN_ORDER: Option<&'static str> = None;
 
-    /// The query for the number that the last insert was given, where an insert cannot say so itself.
+    /// Query for the number that the last insert generated, where INSERT cannot return it.
     const LAST_ID: Option<&'static str> = None;
 
-    /// Whether dead events are indexed by the time they were due, and not by their place in the table.
+    /// Whether dead events are indexed by the time they were due rather than by sequence number.
     const DEAD_BY_TIME: bool = false;
 
-    /// The query for the greatest number of an event, and for how many rows the table has by the database's own estimate. `$1` is
-    /// the schema or NULL, `$2` the table.
+    /// Query for the highest sequence number, and for the number of rows by the database's own
+    /// estimate. `$1` is the schema or NULL, `$2` the table.
     const SIZE: &'static str;
 
-    /// The same for these tables, after a statement on them.
+    /// The same for the product that these tables are on, known after the first statement on them.
     fn size(_: &Names) -> &'static str {
         Self::SIZE
     }
 
-    /// Whether processes can tell each other that there is something new.
+    /// Whether processes can notify each other of new events.
     const NOTIFIES: bool = false;
 
-    /// Says that a node runs: `$1` is its name, `$2` its state.
+    /// Writes the presence row of a node: `$1` is its name, `$2` its state.
     const ANNOUNCE: &'static str;
 
-    /// The same, which also deletes nodes that were last seen `$3` microseconds ago, and says whether another node was not seen for
-    /// `$4` microseconds and holds something perhaps; `None` where that needs more than one statement.
+    /// The same, and deletes nodes that were last seen `$3` microseconds ago. Returns whether
+    /// another node was not seen for `$4` microseconds and may hold leases. `None` where that needs
+    /// more than one statement.
     const ANNOUNCE_AND_FORGET: Option<&'static str> = None;
 
-    /// The same for these tables, after a statement on them.
+    /// The same for the product that these tables are on, known after the first statement on them.
     fn announce_and_forget(_: &Names) -> Option<&'static str> {
         Self::ANNOUNCE_AND_FORGET
     }
 
-    /// The whole of [`tend`](crate::log::SubscriptionStore::tend): `$1` is the node, `$2` its lease in microseconds, `$3` the name of its
-    /// heartbeat. Returns pairs, and nodes as pairs without a status; `None` where that needs more than one statement.
+    /// [`tend`](crate::log::SubscriptionStore::tend) in one statement: `$1` is the node, `$2` its lease in
+    /// microseconds, `$3` the name of its heartbeat. Returns subscriptions, and nodes as
+    /// subscriptions without a status; `None` where that needs more than one statement.
     const TEND: Option<&'static str> = None;
 
-    /// Wakes those who sleep, on a connection of its own; `None` where the database carries no calls.
+    /// Opens an insert notifier on a connection of its own; `None` where the database has no
+    /// notifications.
     fn watch(
         _options: Options<Self>,
         _names: &Names,
@@ -465,7 +484,7 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         async { Ok(None) }
     }
 
-    /// Hears of it, on a connection of its own.
+    /// Listens for notifications on a connection of its own; `None` where the database has none.
     fn listen(
         _options: Options<Self>,
         _names: &Names,
@@ -474,51 +493,51 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         async { Ok(None) }
     }
 
-    /// Holds off other migrations until the transaction ends, and bounds the time for which a
-    /// statement of this migration waits for a lock. False: another migration still runs.
+    /// Locks out other migrations until the transaction ends, and limits the time for which a
+    /// statement of this migration waits for a lock. False: another migration is running.
     fn lock_migrations(
         conn: &mut Self::Connection,
         names: &Names,
     ) -> impl Future<Output = Result<bool>> + Send;
 
-    /// Whether the error says that a lock was not free in time.
+    /// Whether the error is a lock timeout.
     fn is_lock_timeout(_: &sqlx::Error) -> bool {
         false
     }
 
-    /// Lets other migrations go on, where the end of the transaction does not.
+    /// Unlocks migrations, where the end of the transaction does not.
     fn unlock_migrations(_: &mut Self::Connection, _: &Names) -> impl Future<Output = Result<()>> + Send {
         async { Ok(()) }
     }
 
-    /// Begins what the driver takes for open, so that it can be rolled back, after a rollback has failed because the database had
-    /// ended the transaction by itself. False: it does not do that, or nothing can be begun.
+    /// Begins the transaction that the driver considers open, so that it can be rolled back, after
+    /// a rollback has failed because the database had ended the transaction by itself. False: the
+    /// database does not do that, or no transaction can be begun.
     fn reopen_transaction(_: &mut Self::Connection, _: usize) -> impl Future<Output = bool> + Send {
         async { false }
     }
 
-    /// Runs a script of several statements; returns how many rows they touched.
+    /// Runs a script of several statements. Returns the number of affected rows.
     fn script(
         conn: &mut Self::Connection,
         script: String,
     ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
 
-    /// Runs a statement; returns how many rows it touched.
+    /// Runs a statement. Returns the number of affected rows.
     fn run(
         conn: &mut Self::Connection,
         statement: Statement,
         values: Vec<Value>,
     ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
 
-    /// Runs a query; returns its rows.
+    /// Runs a query. Returns its rows.
     fn fetch(
         conn: &mut Self::Connection,
         statement: Statement,
         values: Vec<Value>,
     ) -> impl Future<Output = Result<Vec<Self::Row>, sqlx::Error>> + Send;
 
-    /// Runs a query, and hands over each row while the next ones are on their way: no more than one of them
-    /// is in memory at a time.
+    /// Runs a query, and passes on each row as it arrives: at most one row is in memory at a time.
     fn fetch_each(
         conn: &mut Self::Connection,
         statement: Statement,
@@ -526,39 +545,39 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         each: &mut (dyn FnMut(&Self::Row) -> Result<(), sqlx::Error> + Send),
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
-    /// A number of a row.
+    /// An integer column.
     fn int(row: &Self::Row, column: usize) -> Result<Option<i64>, sqlx::Error>;
-    /// A text of a row.
+    /// A text column.
     fn text(row: &Self::Row, column: usize) -> Result<Option<String>, sqlx::Error>;
-    /// A text of a row for people. One that is no text must not hide all other rows.
+    /// A text column for display. Invalid text must not hide all other rows.
     fn shown(row: &Self::Row, column: usize) -> Option<String> {
         Self::text(row, column).unwrap_or_else(|_| Some(char::REPLACEMENT_CHARACTER.to_string()))
     }
-    /// A time of a row, whatever its writer made of it.
+    /// A time column, even if its value is out of range.
     fn stamp(row: &Self::Row, column: usize) -> Result<Option<Stamp>, sqlx::Error>;
-    /// A time of a row, or the nearest that can be shown.
+    /// A time column, or the nearest time that can be represented.
     fn time(row: &Self::Row, column: usize) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
         Ok(Self::stamp(row, column)?.map(Stamp::clamped))
     }
-    /// The event's columns, from this one on.
+    /// The event's columns, starting at `from`.
     fn columns(row: &Self::Row, from: usize) -> Result<Columns, sqlx::Error>;
 
-    /// Whether the error says that the end of a migration, which adds columns, has run before: the version was not
-    /// written then, because DDL commits by itself, or was taken away.
+    /// Whether the error means that the last part of a migration, which adds columns, has run
+    /// before: its version was not written, because DDL commits by itself, or was removed.
     fn is_already_there(_: &sqlx::Error) -> bool {
         false
     }
 
-    /// Whether the error says that a table is missing.
+    /// Whether the error means that a table is missing.
     fn is_missing_table(error: &sqlx::Error) -> bool;
-    /// Whether the error says that an event's id is taken.
+    /// Whether the error means that an event with this id exists.
     fn is_duplicate_id(error: &sqlx::Error) -> bool;
 }
 
-/// A row that was inserted: the event's id, and the time that the database gave it, if that was asked for.
+/// An inserted row: the event's id, and the time that the database assigned, if it was requested.
 pub(crate) type StoredRow = (String, Option<DateTime<Utc>>);
 
-/// The ids of rows that were inserted, and in the second column their times.
+/// Ids of inserted rows, and their times from the second column.
 pub(crate) fn stored_rows<DB: Dialect>(rows: &[DB::Row], dated: bool) -> Result<Vec<StoredRow>> {
     let mut stored = Vec::with_capacity(rows.len());
     for row in rows {
@@ -568,12 +587,12 @@ pub(crate) fn stored_rows<DB: Dialect>(rows: &[DB::Row], dated: bool) -> Result<
     Ok(stored)
 }
 
-/// The connections of a store: one pool that the application's transactions come from, one that the
-/// relay's own statements use, so that neither starves the other.
+/// Connections of a store: a pool for the application's transactions and one for the relay's own
+/// statements, so that neither starves the other.
 pub struct Pools<DB: Dialect> {
     pub(crate) write: Source<DB>,
     pub(crate) relay: Source<DB>,
-    /// For reads that must not wait behind a writer.
+    /// Connections for reads that must not wait for a writer.
     pub(crate) read: Source<DB>,
     pub(crate) sessions: Sessions,
 }
@@ -595,23 +614,23 @@ impl<DB: Dialect> Pools<DB> {
         }
     }
 
-    /// The pool of the application's transactions is the store's own.
+    /// Marks the pool of the application's transactions as the store's own.
     pub(crate) fn own(self) -> Self {
         let write = Warm::new(self.write.pool().clone(), Begin::plain(&self.sessions));
         Self { write: Source::Pool(write), ..self }
     }
 }
 
-/// Fills in names, fragments and the time. What dialects need of the store.
+/// Fills in names, fragments and the time: the part of the store that dialects need.
 #[doc(hidden)]
 pub trait Render: Send + Sync {
-    /// A statement from a template.
+    /// Renders a statement from a template.
     fn render(&self, template: &str) -> Statement;
-    /// The names in force.
+    /// The table names.
     fn names(&self) -> &Names;
 }
 
-/// The implementation of the value plumbing of [`Dialect`], the same text for three sets of types.
+/// Implements the value conversions of [`Dialect`], the same text for three sets of types.
 macro_rules! plumbing {
     ($bind:path) => {
         async fn run(
@@ -694,7 +713,7 @@ macro_rules! plumbing {
 }
 pub(crate) use plumbing;
 
-/// The names that the options ask for, checked.
+/// The names of the options, checked.
 pub(crate) fn names_of<DB: Dialect>(options: &StoreOptions) -> Result<Names> {
     if options.schema.is_some() && !DB::SCHEMAS {
         return Err(Error::Setting(format!("{} has no schemas: use a table name only", DB::NAME)));

@@ -1,4 +1,5 @@
-//! Least-privilege roles: the rights that each way of using the tables needs, as GRANT statements.
+//! Least-privilege roles: the privileges that each way of using the tables needs, as GRANT
+//! statements.
 
 use std::fmt::Write as _;
 
@@ -9,26 +10,28 @@ use crate::error::Result;
 /// A way of using the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DatabaseRole {
-    /// Inserts events, by SQL or with `outbox send`. Cannot read payloads, nor touch columns of the relay.
+    /// Inserts events, by SQL or with `outbox send`. Cannot read payloads or write the relay's
+    /// columns.
     Writer,
-    /// Runs a relay, publishes the log, serves the dashboard; repairs at the command line.
+    /// Runs a relay, publishes the log, serves the dashboard; repairs from the command line.
     Relay,
-    /// Looks: status, events, dead, joins, log, explain. Changes nothing.
+    /// Reads status, events, dead, joins, log, explain. Changes nothing.
     Viewer,
     /// Creates and upgrades the tables.
     Migrator,
 }
 
-/// Columns that belong to writers. `created_at` because the library writes the database's time there.
+/// Columns that writers set. Includes `created_at`, to which the library writes the database's
+/// time.
 const WRITER: &str = "event_id, event_type, aggregate_type, aggregate_id, tenant_id, ordering_key, correlation_id, \
     dedup_key, headers, payload, payload_bytes, content_type, occurred_at, created_at, available_at, due_at, expires_at";
 
-/// The same in the log, whose position is drawn by a trigger on PostgreSQL.
+/// The same in the log, whose position a trigger draws on PostgreSQL.
 const LOG_WRITER: &str = "event_id, event_type, tags, aggregate_type, aggregate_id, tenant_id, ordering_key, \
     correlation_id, headers, payload, payload_bytes, content_type, occurred_at";
 
-/// Tables that every database has, but for the version, which only a migration writes, and the audit, from which nothing
-/// is ever deleted.
+/// Tables that every database has, except the version, which only a migration writes, and the
+/// audit, from which nothing is ever deleted.
 const TABLES: &[&str] = &[
     "events",
     "leases",
@@ -43,8 +46,8 @@ const TABLES: &[&str] = &[
     "log_unreadable",
 ];
 
-/// The statements that give a role its rights, as text. They are for an owner of the tables, which must be there already, but
-/// for [`DatabaseRole::Migrator`].
+/// Statements that grant a role its privileges, as text, to be run by an owner of the tables. The
+/// tables must exist already, except for [`DatabaseRole::Migrator`].
 ///
 /// `role` is the name of a role or user; for MySQL and MariaDB `user@host` names an account.
 ///
@@ -85,12 +88,12 @@ pub fn grants_sql(
 
 #[cfg(feature = "sqlite")]
 const SQLITE: &str = "\
--- SQLite has no roles: who may read or write the database is decided by the permissions of its file and of the folder that
--- the file is in, which writers and relays both write to. A viewer needs to write there too, unless nothing else has the
--- file open: readers of a database in WAL mode share memory with its writers.
+-- SQLite has no roles: the permissions of the database file and of its folder decide about read and write access.
+-- Writers and relays write to both. A viewer needs to write there too, unless no other process has the file open:
+-- readers of a database in WAL mode share memory with its writers.
 ";
 
-/// Statements, one a line.
+/// Statements, one per line.
 struct Grants<'a> {
     names: &'a Names,
     role: &'a str,
@@ -106,7 +109,7 @@ impl<'a> Grants<'a> {
         self.names.fill(slot).unwrap_or_default()
     }
 
-    /// Rights on a table, as the slots of statements call it.
+    /// Adds a grant on a table, named by its slot in statements.
     fn on(&mut self, rights: &str, slot: &str) {
         let table = self.named(slot);
         let _ = writeln!(self.text, "GRANT {rights} ON {table} TO {};", self.role);
@@ -126,7 +129,7 @@ const AGAIN: &str = "Run them again after an upgrade of the tables, which may ad
 
 #[cfg(feature = "postgres")]
 fn postgres(names: &Names, schema: Option<&str>, what: DatabaseRole, role: &str) -> String {
-    // Schemas are checked names, so the quotes are enough.
+    // Schema names are checked, so quoting is sufficient.
     let schema = schema.unwrap_or("public");
     let mut grants = Grants::new(names, role, &format!("{} {AGAIN}", about(what)));
     let usage = |rights: &str| format!("GRANT {rights} ON SCHEMA \"{schema}\" TO {role};");
@@ -134,7 +137,7 @@ fn postgres(names: &Names, schema: Option<&str>, what: DatabaseRole, role: &str)
         DatabaseRole::Writer => {
             grants.line(&usage("USAGE"));
             grants.on(&format!("INSERT ({WRITER})"), "events");
-            grants.line("-- For deduplication keys: what is there already is looked up by them.");
+            grants.line("-- For deduplication keys, by which existing events are looked up.");
             grants.on("SELECT (event_id, dedup_key)", "events");
             grants.line("-- For `outbox send` and the library, which check the version of the tables.");
             grants.on("SELECT", "version");
@@ -188,7 +191,7 @@ fn postgres(names: &Names, schema: Option<&str>, what: DatabaseRole, role: &str)
             }
         }
     }
-    // A sequence is named as one.
+    // GRANT needs the word SEQUENCE before the name of a sequence.
     let name_sequence = |text: String, slot: &str| {
         let sequence = grants.named(slot);
         text.replace(&format!(" ON {sequence} TO"), &format!(" ON SEQUENCE {sequence} TO"))
@@ -292,7 +295,7 @@ mod tests {
             assert!(tables.len() > 10, "{tables:?}");
             for role in [DatabaseRole::Relay, DatabaseRole::Viewer, DatabaseRole::Migrator] {
                 let grants = grants_sql(kind, &options, role, "r").unwrap();
-                // A viewer takes nothing, so it has no business with the claim lock.
+                // A viewer takes no events, so it needs no access to the claim lock.
                 let needed = |table: &&&str| role != DatabaseRole::Viewer || !table.contains("_claim_lock");
                 for table in tables.iter().filter(needed) {
                     assert!(grants.contains(&format!(" {table} ")), "{kind:?} {role:?} lacks {table}");

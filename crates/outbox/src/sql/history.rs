@@ -1,4 +1,4 @@
-//! Attempts that failed: `settle.rs` writes them, with the verdicts and in their transaction.
+//! Failed attempts: `settle.rs` writes them in the transaction of their verdicts.
 
 use std::time::Duration;
 

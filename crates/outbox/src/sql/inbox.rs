@@ -1,4 +1,4 @@
-//! The inbox on SQL: an insert that says whether it was the first.
+//! The inbox on SQL: an insert that reports whether it was the first.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -6,25 +6,26 @@ use super::dialect::{Database, Dialect, Value};
 use super::store::SqlStore;
 use crate::error::Result;
 
-/// How many ids go into one statement.
+/// Maximum number of ids in one statement.
 const CHUNK: usize = 1_000;
 
 impl<DB: Database> SqlStore<DB> {
-    /// Notes in the transaction of this connection that a consumer has had an event. False: it had had it before.
+    /// Records in the transaction of this connection that a consumer has received an event. False:
+    /// it was recorded before.
     pub(crate) async fn once(&self, conn: &mut DB::Connection, consumer: &str, id: &str) -> Result<bool> {
         let values = vec![Value::text(consumer), Value::text(id)];
         let inserted = DB::run(conn, self.render(DB::ONCE), values).await;
         Ok(inserted.map_err(|e| self.explain(e.into()))? > 0)
     }
 
-    /// The same for many events; an id that is named twice is new the first time.
+    /// The same for many events; an id that is listed twice is new the first time.
     pub(crate) async fn once_each(
         &self,
         conn: &mut DB::Connection,
         consumer: &str,
         ids: &[&str],
     ) -> Result<Vec<bool>> {
-        // In one order: two transactions that wait for each other in a circle would end in a deadlock.
+        // In one order, so that two transactions never deadlock.
         let sorted: Vec<&str> = ids.iter().copied().collect::<BTreeSet<_>>().into_iter().collect();
         let mut new = HashSet::with_capacity(sorted.len());
         for some in sorted.chunks(CHUNK) {
@@ -35,7 +36,7 @@ impl<DB: Database> SqlStore<DB> {
     }
 }
 
-/// Inserts many, and reads which ones were new from what the statement returns.
+/// Inserts many entries, and returns the new ones from the result of the statement.
 pub(super) async fn returned<DB: Dialect>(
     conn: &mut DB::Connection,
     statement: super::names::Statement,

@@ -1,8 +1,10 @@
 //! Joins in SQL.
 //!
-//! Locks are taken in one order: the events, then their steps, then the joins by id. A step is attached, counted or given up only by
-//! whoever holds its event's row (if the event is in this database) and its join's row (if the join is), so counters
-//! and steps always agree, and a step that is attached while its event is being settled is seen by one of the two.
+//! Locks are acquired in one order: the events, then their steps, then the joins by id. A step is
+//! attached, counted or cancelled only by a transaction that holds the lock on its event's row (if
+//! the event is in this database) and on its join's row (if the join is). So counters and steps
+//! always agree, and a step that is attached while its event is being settled is seen by one of the
+//! two transactions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -27,29 +29,30 @@ const START: &str = "INSERT INTO {joins} (join_id, grouping_key, expected_steps,
 const DECIDE: &str =
     "UPDATE {joins} SET strict = $2, on_complete = $3, on_fail = $4, updated_at = {now} WHERE join_id = $1";
 
-/// Locks the events that are to be steps.
+/// Locks the events that become steps.
 const STEPS: &str = "SELECT event_id, {int status} FROM {listed events event_id texts $1} \
     {where listed events event_id texts $1} ORDER BY event_id {lock listed}";
 const MARK: &str =
     "UPDATE {listed events event_id texts $1} SET joined = 1 {where listed events event_id texts $1}";
 const MARK_ONE: &str = "UPDATE {events} SET joined = 1 WHERE event_id = $1";
 
-/// Which of these events are steps of a join already. Locked, to see what is committed, whatever the isolation. By their events and
-/// no others: MySQL would wait for each step of the join that it walks over, and those who hold them wait for the join.
+/// Finds the events that are already steps of the join. With locks, to see committed rows at any
+/// isolation level. Searches by event ids only: MySQL would wait for each step of the join that it
+/// scans, while the transactions that hold these steps wait for the join.
 const ATTACHED: &str = "SELECT event_id, {int status}, home FROM {listed members event_id texts $2} \
     {where listed members event_id texts $2} AND join_id = $1 {lock listed}";
 
-/// Read without a lock: a report is committed together with the row that it tells of.
+/// Read without a lock: a report is committed together with the row that it describes.
 const MEMBER: &str = "SELECT home, {int status} FROM {members} WHERE join_id = $1 AND event_id = $2";
 
-/// Steps inherit what has become of their events.
+/// Steps inherit the outcome of their events.
 const ATTACH: &str = "INSERT INTO {members} (join_id, event_id, home, status, created_at, updated_at) \
     SELECT $1, event_id, $2, CASE status WHEN 1 THEN 1 WHEN 3 THEN 2 ELSE 0 END, {now}, {now} \
     FROM {listed events event_id texts $3} {where listed events event_id texts $3}";
 const ATTACH_ONE: &str = "INSERT INTO {members} (join_id, event_id, status, created_at, updated_at) \
     VALUES ($1, $2, $3, {now}, {now})";
 
-/// The steps that these events are.
+/// Steps of joins among these events.
 const MEMBERS: &str = "SELECT join_id, event_id, {int status}, home FROM {listed members event_id texts $1} \
     {where listed members event_id texts $1} {lock listed}";
 const COMPLETE: &str = "UPDATE {listed members event_id texts $1} SET status = 1, updated_at = {now} \
@@ -64,13 +67,14 @@ const CLOSED: &str = "SELECT join_id FROM {joins} WHERE status <> 0 AND updated_
 const PURGE_STEPS: &str =
     "DELETE {from listed members join_id texts $1} {where listed members join_id texts $1}";
 const PURGE: &str = "DELETE {from listed joins join_id texts $1} {where listed joins join_id texts $1}";
-/// Steps of joins in other databases that were settled long ago. Not those that failed and may yet be replayed.
+/// Steps of joins in other databases that were settled long ago, except failed steps that may still
+/// be replayed.
 const AWAY: &str = "SELECT event_id FROM {members} m WHERE home <> '' AND status <> 0 AND updated_at < {earlier $1} \
     AND (status = 1 OR NOT EXISTS (SELECT 1 FROM {events} e WHERE e.event_id = m.event_id)) ORDER BY updated_at LIMIT ";
 const PURGE_AWAY: &str = "DELETE {from listed members event_id texts $1} {where listed members event_id texts $1} \
     AND home <> '' AND status <> 0";
 
-/// A join, and what was decided to follow it.
+/// A join and its follow-ups.
 struct Row {
     join: Join,
     strict: Option<bool>,
@@ -79,7 +83,7 @@ struct Row {
 }
 
 impl Row {
-    /// Closes the join if it is time to. Returns what follows.
+    /// Closes the join if it is complete and its follow-up is set. Returns the follow-up event.
     fn close(&mut self) -> Option<Event> {
         let status = self.join.closing(self.strict)?;
         self.join.status = status;
@@ -90,12 +94,14 @@ impl Row {
         let event = follows.as_deref().map(|text| Promise::parse(text)?.into_event()).transpose();
         event.unwrap_or_else(|error| {
             // Refusing to close would keep the last step from ever being settled.
-            tracing::error!(join = %Escaped(&self.join.id), %error, "what follows a join is lost");
+            tracing::error!(
+                join = %Escaped(&self.join.id), %error, "cannot decode a join's follow-up; join closed without it"
+            );
             None
         })
     }
 
-    /// Whether the same was decided before.
+    /// Whether the same follow-up was set before.
     fn has(&self, decision: &FollowUp) -> Result<bool> {
         let like = |text: &Option<String>, event: &Option<Event>| -> Result<bool> {
             Ok(match (text, event) {
@@ -111,7 +117,7 @@ impl Row {
 }
 
 impl<DB: Database> SqlStore<DB> {
-    /// Does something to a join in the transaction of this connection.
+    /// Applies a command to a join in the transaction of this connection.
     pub(crate) async fn join_on(&self, conn: &mut DB::Connection, act: &JoinCommand) -> Result<JoinOutcome> {
         let acted = match act {
             JoinCommand::Start { id, join } => self.start(conn, id, join).await,
@@ -156,7 +162,8 @@ impl<DB: Database> SqlStore<DB> {
         self.write_joins(conn, vec![row]).await
     }
 
-    /// Attaches to a join that is in another database: it is told what becomes of the steps by events.
+    /// Attaches steps to a join in another database, to which events report the outcomes of the
+    /// steps.
     async fn attach_away(
         &self,
         conn: &mut DB::Connection,
@@ -186,7 +193,7 @@ impl<DB: Database> SqlStore<DB> {
         step: &EventId,
         became: Step,
     ) -> Result<JoinOutcome> {
-        // Locks the event, if it is here.
+        // Locks the event, if it is in this database.
         DB::run(conn, self.render(MARK_ONE), vec![Value::text(step.as_str())]).await?;
         let mut row = self.lock_join(conn, id).await?;
         let key = vec![Value::text(id.as_str()), Value::texts([step.as_str()])];
@@ -206,7 +213,8 @@ impl<DB: Database> SqlStore<DB> {
             }
             found => {
                 room(&row.join, 1)?;
-                // Attached here as a step of a join elsewhere: this database goes by two names, and is both.
+                // Attached here as a step of a join in another database: that database is this one,
+                // under a second name.
                 let statement = if found.is_some() { REPORT } else { ATTACH_ONE };
                 DB::run(conn, self.render(statement), values).await?;
                 row.join.attached += 1;
@@ -260,7 +268,8 @@ impl<DB: Database> SqlStore<DB> {
         self.write_joins(conn, vec![row]).await
     }
 
-    /// Counts what became of events, whose rows this transaction holds. Returns whether something was written.
+    /// Counts the outcomes of events whose rows this transaction has locked. Returns whether events
+    /// were written.
     pub(super) async fn count_steps(
         &self,
         conn: &mut DB::Connection,
@@ -303,7 +312,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(self.write_joins(conn, rows).await?.wrote | wrote)
     }
 
-    /// Writes counters, and closes what is to be closed.
+    /// Writes counters, and closes complete joins.
     async fn write_joins(&self, conn: &mut DB::Connection, mut rows: Vec<Row>) -> Result<JoinOutcome> {
         let mut follow_ups = Vec::new();
         for row in &mut rows {
@@ -331,7 +340,8 @@ impl<DB: Database> SqlStore<DB> {
             DB::run(conn, self.render(DB::count_joins()), values).await?;
         }
         if !follow_ups.is_empty() {
-            // Whoever gave it an id of its own may have written it before: that must not keep a step from being settled.
+            // A follow-up with an id chosen by the application may have been written before: that
+            // must not keep a step from being settled.
             let ids: Vec<EventId> = follow_ups.iter().map(|event| event.id().clone()).collect();
             let there = self.kept(conn, &ids).await?;
             follow_ups.retain(|event| !there.contains(event.id().as_str()));
@@ -340,7 +350,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(JoinOutcome { join: rows.pop().map(|row| row.join), wrote })
     }
 
-    /// Writes events that nobody has a place for. Returns whether there were any.
+    /// Writes events outside of the hot path, not leased. Returns whether there were any.
     async fn insert_all(&self, conn: &mut DB::Connection, events: Vec<Event>) -> Result<bool> {
         let rows: Vec<NewRow> = events.into_iter().map(|event| NewRow { event, leased: false }).collect();
         if !rows.is_empty() {
@@ -349,7 +359,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(!rows.is_empty())
     }
 
-    /// Locks events and marks them as steps. Returns what became of each.
+    /// Locks events and marks them as steps. Returns the outcome of each.
     async fn lock_steps(
         &self,
         conn: &mut DB::Connection,
@@ -373,7 +383,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(settled)
     }
 
-    /// Which of these are not steps of the join yet.
+    /// The events that are not yet steps of the join.
     async fn not_attached<'a>(
         &self,
         conn: &mut DB::Connection,
@@ -409,7 +419,7 @@ impl<DB: Database> SqlStore<DB> {
     fn join_row(&self, row: &DB::Row) -> Result<Row> {
         let number = |column| -> Result<u32> {
             let number = DB::int(row, column)?.unwrap_or_default();
-            u32::try_from(number).map_err(|_| Error::Store(format!("a join counts {number} steps")))
+            u32::try_from(number).map_err(|_| Error::Store(format!("invalid step count {number} of a join")))
         };
         let id = JoinId::from(DB::text(row, 0)?.unwrap_or_default());
         let code = DB::int(row, 6)?.unwrap_or_default();
@@ -487,7 +497,8 @@ impl<DB: Database> SqlStore<DB> {
         Ok(Some(JoinMember { home, status: Step::from_code(DB::int(row, 1)?.unwrap_or_default()) }))
     }
 
-    /// Deletes one batch of joins that were closed long ago, with their steps. Returns how many joins.
+    /// Deletes one batch of joins that were closed long ago, with their steps. Returns how many
+    /// joins.
     pub(super) async fn purge_closed(
         &self,
         conn: &mut DB::Connection,
@@ -496,12 +507,12 @@ impl<DB: Database> SqlStore<DB> {
     ) -> Result<u64> {
         let (steps_too, away) = (&[PURGE_STEPS, PURGE][..], &[PURGE_AWAY][..]);
         let joins = self.purge_listed(conn, CLOSED, steps_too, older_than, limit).await?;
-        // A report is believed only while the row of its step is there.
+        // A report is accepted only while the row of its step exists.
         self.purge_listed(conn, AWAY, away, older_than.max(REPORT_TIMEOUT), limit).await?;
         Ok(joins)
     }
 
-    /// Selects ids, and deletes what they stand for. Returns how many rows the last statement deleted.
+    /// Selects ids, and deletes their rows. Returns how many rows the last statement deleted.
     async fn purge_listed(
         &self,
         conn: &mut DB::Connection,
@@ -521,7 +532,7 @@ impl<DB: Database> SqlStore<DB> {
     }
 }
 
-/// Whether a join takes this many more steps.
+/// Checks that a join accepts this many more steps.
 fn room(join: &Join, steps: usize) -> Result<(), JoinError> {
     if join.status != JoinStatus::Pending {
         return Err(JoinError::Closed { id: join.id.clone(), status: join.status });

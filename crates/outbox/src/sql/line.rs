@@ -1,4 +1,5 @@
-//! The connections of one database of a fleet: few, opened when they are needed, closed when others need them more.
+//! Connections of one database of a fleet: few, opened on demand, closed when another database
+//! needs the slot.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,21 +21,21 @@ use super::warm::{begin_with, leave_transaction};
 use crate::error::{RedactedError, Result};
 use crate::store::InsertNotifier;
 
-/// How long closing a connection may take before it is just dropped.
+/// Time limit for closing a connection; then it is dropped.
 const CLOSING: Duration = Duration::from_secs(1);
 
-/// The line to one database.
+/// Pool of connections to one database.
 pub(crate) struct Line<DB: Dialect> {
     pub(crate) seat: Arc<Seat>,
     pub(crate) sessions: Sessions,
     options: Options<DB>,
     idle: Mutex<Vec<Idle<DB>>>,
     closed: AtomicBool,
-    /// Whether the database was there: then it is not made anew if it is gone.
+    /// Whether the database existed: a database that was removed later is not created again.
     was_there: AtomicBool,
-    /// Read while a connection is being closed.
+    /// Read-locked while a connection is being closed.
     closing: Arc<RwLock<()>>,
-    /// For those who ask for a pool of sqlx's own.
+    /// Pool of sqlx's own, opened on request.
     pool: OnceLock<Pool<DB>>,
 }
 
@@ -62,15 +63,16 @@ impl<DB: Dialect> Line<DB> {
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Idle<DB>>> {
-        self.idle.lock().expect("no one panics while holding this lock")
+        self.idle.lock().expect("no code panics while it holds this lock")
     }
 
-    /// How to connect to the database.
+    /// Connection options of the database.
     pub(crate) fn options(&self) -> &Options<DB> {
         &self.options
     }
 
-    /// A watch whose connection counts; `None` if there are enough of them, or the database has none.
+    /// Opens an insert notifier whose connection counts in the budget; `None` if the budget's limit
+    /// of such connections is reached, or the database has no notifications.
     pub(crate) async fn watch(
         &self,
         options: Options<DB>,
@@ -85,21 +87,24 @@ impl<DB: Dialect> Line<DB> {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// A connection that answers: one that is idle, or a new one. Only for those who have a permit.
+    /// Returns a connection that responds: an idle one, or a new one. The caller must hold a
+    /// permit.
     async fn borrow(self: &Arc<Self>) -> Result<Borrowed<DB>, sqlx::Error> {
         loop {
-            // The one used last: the others grow old, and can be closed for other databases.
+            // The most recently used: the others stay idle for longer, and can be closed for other
+            // databases.
             let Some(Idle { conn, ticket, .. }) = self.idle().pop() else { break };
             let mut borrowed = Borrowed::new(self, conn, ticket);
-            // A server that hangs must be found out by this, not by a claim that it carries out when it wakes up, for
-            // nobody to know of.
+            // A server that hangs must be detected by this ping, not by a claim that the server
+            // executes when it resumes, without any relay knowing of it.
             match tokio::time::timeout(self.seat.patience, borrowed.ping()).await {
                 Ok(Ok(())) => return Ok(borrowed),
                 Ok(Err(_)) => {}
                 Err(_) => return Err(self.hangs()),
             }
         }
-        // SQLite keeps the file of a connection that is closed open while the process has another one on the same file.
+        // SQLite keeps the file of a closed connection open while the process has another
+        // connection to the same file.
         drop(self.closing.write().await);
         let ticket = self.seat.budget.ticket().await;
         if self.is_closed() {
@@ -120,23 +125,22 @@ impl<DB: Dialect> Line<DB> {
         }
     }
 
-    /// No answer, however long the operation may take that wanted one.
+    /// Records that the server did not respond, whatever the duration of the intended operation.
     fn hangs(&self) -> sqlx::Error {
         let reason = format!("no answer within {:?}", self.seat.patience);
         self.seat.is_in_trouble(&reason);
         std::io::Error::new(std::io::ErrorKind::TimedOut, reason).into()
     }
 
-    /// A transaction that is going to write, and begins with these statements. Only for those who
-    /// have a permit.
+    /// Begins a writing transaction with these statements. The caller must hold a permit.
     pub(crate) async fn begin(self: &Arc<Self>, script: Option<String>) -> Result<Borrowed<DB>, sqlx::Error> {
         let mut borrowed = self.borrow().await?;
         borrowed.begin(&script).await?;
         Ok(borrowed)
     }
 
-    /// A connection for one statement or more: inside a transaction if its session is shared. Only for
-    /// those who have a permit.
+    /// Returns a connection for one or more statements, inside a transaction if its session is
+    /// shared. The caller must hold a permit.
     pub(crate) async fn acquire(self: &Arc<Self>) -> Result<Borrowed<DB>, sqlx::Error> {
         let mut borrowed = self.borrow().await?;
         if self.sessions.are_shared() {
@@ -145,7 +149,7 @@ impl<DB: Dialect> Line<DB> {
         Ok(borrowed)
     }
 
-    /// A pool of sqlx's own to the same database, which the budget does not know of.
+    /// A pool of sqlx's own to the same database, which the budget does not count.
     pub(crate) fn pool(&self) -> &Pool<DB> {
         self.pool.get_or_init(|| {
             sqlx::pool::PoolOptions::new()
@@ -154,7 +158,7 @@ impl<DB: Dialect> Line<DB> {
         })
     }
 
-    /// Closes a connection, then gives its ticket.
+    /// Closes a connection, then returns its ticket.
     fn shut(&self, conn: DB::Connection, ticket: Ticket) -> impl Future<Output = Ticket> + Send + 'static {
         let closing = self.closing.clone().try_read_owned();
         async move {
@@ -164,7 +168,7 @@ impl<DB: Dialect> Line<DB> {
         }
     }
 
-    /// Closes everything. What is still borrowed is closed when it comes back.
+    /// Closes all connections. Connections in use are closed when they are returned.
     pub(crate) async fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.seat.leave().await;
@@ -194,8 +198,9 @@ impl<DB: Dialect> Idles for Line<DB> {
     }
 }
 
-/// A connection in use. It goes back only if it is said that [all went well](Borrowed::finish): dropped in the
-/// middle of something, nobody knows what state it is in, and it is closed.
+/// A connection in use. It returns to the pool only if its use has [ended](Borrowed::finish)
+/// without an error: if it is dropped in the middle of an operation, its state is unknown, and it
+/// is closed.
 pub(crate) struct Borrowed<DB: Dialect> {
     line: Arc<Line<DB>>,
     inner: Option<(DB::Connection, Ticket)>,
@@ -208,7 +213,7 @@ impl<DB: Dialect> Borrowed<DB> {
         Self { line: line.clone(), inner: Some((conn, ticket)), permit: None, well: false }
     }
 
-    /// Keeps a permit for as long as the connection is in use.
+    /// Holds a permit while the connection is in use.
     pub(crate) fn with(mut self, permit: Permit) -> Self {
         self.permit = Some(permit);
         self
@@ -223,12 +228,12 @@ impl<DB: Dialect> Borrowed<DB> {
         DB::TransactionManager::get_transaction_depth(self) > 0
     }
 
-    /// Whatever was done with it is done.
+    /// Marks the connection as clean: its operation has ended.
     fn went_well(mut self) {
         self.well = true;
     }
 
-    /// Ends what [`acquire`](Line::acquire) began: commits, if that was a transaction.
+    /// Ends the use after [`acquire`](Line::acquire): commits, if that began a transaction.
     pub(crate) async fn finish(self) -> Result<(), sqlx::Error> {
         if self.is_open() {
             return self.commit().await;
@@ -237,7 +242,7 @@ impl<DB: Dialect> Borrowed<DB> {
         Ok(())
     }
 
-    /// The same after a statement failed: rolls back, if it was in a transaction.
+    /// Ends the use after a statement failed: rolls back, if it was in a transaction.
     pub(crate) async fn give_up(self) -> Result<(), sqlx::Error> {
         if self.is_open() {
             return self.rollback().await;
@@ -262,7 +267,8 @@ impl<DB: Dialect> Borrowed<DB> {
         Ok(())
     }
 
-    /// Rolls back in the background: for those who cannot wait. Takes as long as patience allows, or is closed.
+    /// Rolls back in the background, for callers that cannot wait. Closes the connection if that
+    /// takes longer than the operation timeout.
     pub(crate) fn rollback_later(self) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let patience = self.line.seat.patience;
@@ -270,7 +276,8 @@ impl<DB: Dialect> Borrowed<DB> {
     }
 }
 
-/// The watch of a database in a fleet. Its connection counts like others, until it is closed.
+/// Insert notifier of a database in a fleet. Its connection counts in the budget until it is
+/// closed.
 pub(super) struct FleetWatch {
     inner: Option<(Box<dyn InsertNotifier>, Lookout)>,
     closing: Arc<RwLock<()>>,
@@ -314,7 +321,7 @@ impl Drop for FleetWatch {
     }
 }
 
-const INNER: &str = "only drop takes it";
+const INNER: &str = "present until dropped";
 
 impl<DB: Dialect> Deref for Borrowed<DB> {
     type Target = DB::Connection;
@@ -333,7 +340,7 @@ impl<DB: Dialect> DerefMut for Borrowed<DB> {
 impl<DB: Dialect> Drop for Borrowed<DB> {
     fn drop(&mut self) {
         let Some((conn, ticket)) = self.inner.take() else { return };
-        // A transaction that is still open would be the next one's.
+        // A transaction that is still open would become part of the next use.
         let clean = self.well && DB::TransactionManager::get_transaction_depth(&conn) == 0;
         if clean && !self.line.is_closed() {
             self.line.idle().push(Idle { conn, ticket, since: Instant::now() });

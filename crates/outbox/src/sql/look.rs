@@ -1,4 +1,4 @@
-//! What decides when one event is delivered, gathered from the tables.
+//! Reads everything that decides when one event is delivered.
 
 use chrono::{DateTime, Utc};
 
@@ -13,13 +13,14 @@ use crate::event::{AggregateType, Due, Event, EventId, EventType, JSON, Parts, P
 use crate::explain::{DeliveryFacts, MAX_COUNTED};
 use crate::store::{EventMetadata, Filter, MAX_ERROR, NodeId, Status, Store, StoredEvent};
 
-/// Headers of more bytes than this are not read to see whether they can be decoded.
+/// Maximum size of headers that are read to check whether they can be decoded, in bytes.
 const HEADERS_READ: usize = 64 * 1024;
 
-/// How many columns [`ROW`] has.
+/// Number of columns of [`ROW`].
 const AFTER_ROW: usize = 18;
 
-/// [`EventMetadata`] of the first events that match, by their place in the table. The payload is not among the columns.
+/// Query for the [`EventMetadata`] of the first matching events, by sequence number. The payload is
+/// not read.
 fn metadata(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
     let (condition, values) = sql::condition(filter);
     let text = format!(
@@ -34,7 +35,7 @@ fn metadata(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
 
 impl<DB: Database> SqlStore<DB> {
     pub(super) async fn read_metadata(&self, id: &EventId) -> Result<Option<EventMetadata>> {
-        // PostgreSQL has no text with a NUL in it, and fails when it is asked for one.
+        // A PostgreSQL text cannot contain NUL; a query for one fails.
         if DB::NAME == "PostgreSQL" && id.as_str().contains('\0') {
             return Ok(None);
         }
@@ -55,7 +56,7 @@ impl<DB: Database> SqlStore<DB> {
 
     fn metadata_row(&self, row: &DB::Row) -> Result<EventMetadata> {
         let mut problems = Vec::new();
-        // The id, and the texts that an event must have or may have.
+        // The id, and the required and optional text columns of an event.
         for column in [0, 2, 3, 4, 5, 6, 7, AFTER_ROW + 1, AFTER_ROW + 2] {
             problems.extend(DB::text(row, column).err().map(|error| error.to_string()));
         }
@@ -84,14 +85,15 @@ impl<DB: Database> SqlStore<DB> {
         })
     }
 
-    /// The first event that matches, as [`DeliveryFacts`] has it.
+    /// The first matching event, as [`DeliveryFacts`] contains it.
     async fn first_without_payload(&self, filter: &Filter) -> Result<Option<StoredEvent>> {
         Ok(self.first_metadata(filter).await?.map(without_payload))
     }
 
     pub(super) async fn look_around(&self, id: &EventId) -> Result<DeliveryFacts> {
         let event = self.read_metadata(id).await?.map(without_payload);
-        // The time after the event: what is due was due when it was read.
+        // Reads the time after the event: an event that was due when it was read is due by this
+        // time.
         let rows = self.fetch(sql::SURROUNDINGS, Vec::new()).await?;
         let mut delivery_facts = DeliveryFacts::default();
         if let Some(row) = rows.first() {
@@ -110,7 +112,8 @@ impl<DB: Database> SqlStore<DB> {
                     upto_seq: Some(event.seq - 1),
                     ..Filter::default()
                 };
-                // One search for each: only so does every database's index give the first row without a sort.
+                // One search per status: only then does the index of every database return the
+                // first row without a sort.
                 let pending = Filter { pending: true, ..ahead.clone() };
                 delivery_facts.pending_ahead = self.first_without_payload(&pending).await?;
                 let dead = Filter { status: Some(Status::Dead), ..ahead };
@@ -128,7 +131,7 @@ impl<DB: Database> SqlStore<DB> {
     }
 }
 
-/// An event with `null` for a payload and no headers: what explains an event decides by neither.
+/// An event with `null` as payload and no headers: neither affects its delivery.
 fn without_payload(metadata: EventMetadata) -> StoredEvent {
     let EventMetadata { row, dedup_key, occurred_at, expires_at, unreadable, .. } = metadata;
     let event = match unreadable {

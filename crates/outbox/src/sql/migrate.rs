@@ -1,8 +1,8 @@
 //! Creates and upgrades the tables.
 //!
-//! A statement that alters a table waits for every transaction that uses the table, and later writers
-//! wait behind the statement. So a migration waits for a lock for a moment at a time, gives up what it
-//! has, and tries again after a pause in which writers get through.
+//! A statement that alters a table waits for every transaction that uses the table, and later
+//! writers wait behind the statement. So a migration waits for a lock only for a moment, rolls
+//! back, and tries again after a pause in which writers get through.
 
 use std::time::Duration;
 
@@ -18,11 +18,12 @@ use crate::store::Store as _;
 
 /// A migration fails if a lock is not free for this long.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// The pause after a lock was not free, and the longest that this grows to.
+/// Initial pause after a lock was not free.
 const PAUSE: Duration = Duration::from_millis(500);
+/// Maximum pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
-/// The version of the tables that this build makes.
+/// Version of the tables that this build creates.
 pub(super) fn newest_version<DB: Dialect>() -> i64 {
     i64::try_from(DB::MIGRATIONS.len()).unwrap_or(i64::MAX)
 }
@@ -32,7 +33,7 @@ impl<DB: Database> SqlStore<DB> {
         until_locked(self.name(), || self.try_to_migrate()).await
     }
 
-    /// Migrates in one transaction, where the database can. False: a lock was not free.
+    /// Migrates in one transaction, where the database supports that. False: a lock was not free.
     async fn try_to_migrate(&self) -> Result<bool> {
         let names = self.renderer().names();
         let mut tx = begin_on(&self.pools.write).await?;
@@ -87,15 +88,15 @@ impl<DB: Database> SqlStore<DB> {
             tracing::warn!(
                 store = self.name(),
                 "the server refuses the trigger that keeps plain SQL writers of one ordering key in order \
-                 (with a binary log it wants log_bin_trust_function_creators = 1; TiDB has no triggers). Events that \
-                 this library writes are in order without it. Where it can be allowed, allow it, and migrate again"
+                 (with a binary log it requires log_bin_trust_function_creators = 1; TiDB has no triggers). Events that \
+                 this library writes are in order without the trigger. If possible, permit the trigger and migrate again"
             );
         }
         Ok(())
     }
 }
 
-/// Repeats an attempt until its locks were free, for [`PATIENCE`] at most.
+/// Repeats an attempt until it gets its locks, for [`PATIENCE`] at most.
 async fn until_locked<F: Future<Output = Result<bool>>>(store: &str, attempt: impl Fn() -> F) -> Result<()> {
     let (begun, mut pause) = (Instant::now(), PAUSE);
     while !attempt().await? {

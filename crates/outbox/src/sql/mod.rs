@@ -1,9 +1,14 @@
 //! The store on SQL databases.
 //!
-//! One [`SqlStore`] serves all three. What it does is in `store.rs`, migrations in `migrate.rs`, how rows become deliveries in `window.rs`, the
-//! SQL that they share in `statements.rs`, leases of many events at once in `batch.rs`, settling in `settle.rs`, joins in `joins.rs`, the event log in `log/`, where its
-//! publishers stand in `pairs.rs`, what people ask for in `page.rs`, `overview.rs`, `history.rs` and `deeds.rs`; `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only what differs. `tidb.rs`
-//! rewrites MySQL's statements for TiDB.
+//! One [`SqlStore`] serves all databases:
+//!
+//! - `store.rs`: the store; `migrate.rs`: migrations; `statements.rs`: SQL that all databases
+//!   share.
+//! - `window.rs`: decoding rows into deliveries; `batch.rs`: group leases; `settle.rs`: settling.
+//! - `joins.rs`: joins; `log/`: the event log; `pairs.rs`: progress of its subscriptions.
+//! - `page.rs`, `overview.rs`, `history.rs` and `deeds.rs`: administration.
+//! - `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only the differences.
+//!   `tidb.rs` rewrites MySQL's statements for TiDB.
 
 mod admin;
 mod batch;
@@ -64,7 +69,7 @@ use crate::error::{Error, Result, without_credentials};
 use crate::event::MAX_PAYLOAD;
 use crate::store::SharedStore;
 
-/// How to open a store: names, and the size of its connection pool.
+/// Options of a store: names, and the size of its connection pool.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
     pub(crate) schema: Option<String>,
@@ -75,11 +80,11 @@ pub struct StoreOptions {
     pub(crate) max_payload: usize,
     pub(crate) pooler: Pooler,
     pub(crate) direct_url: Option<Hidden>,
-    /// The product that the server is taken for, whatever its version says.
+    /// Product to assume, whatever version the server reports.
     pub(crate) assumed: Option<Assumed>,
 }
 
-/// A product whose statements a test can ask for on another server.
+/// A product whose statements a test uses on another server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Assumed {
     #[cfg(feature = "mysql")]
@@ -88,7 +93,7 @@ pub(crate) enum Assumed {
     Distributed,
 }
 
-/// A URL that debug output does not show: it may hold a password.
+/// A URL without credentials in debug output.
 #[derive(Clone)]
 pub(crate) struct Hidden(pub(crate) String);
 
@@ -138,58 +143,61 @@ pub async fn open_store(url: &str, options: &StoreOptions) -> Result<SharedStore
         _ => Err(Error::Url {
             url: without_credentials(url),
             reason: format!(
-                "{scheme:?} is none of sqlite:, postgres:// and mysql://, or this build lacks the cargo feature for it"
+                "{scheme:?} is not sqlite:, postgres:// or mysql://, or this build lacks the cargo feature for it"
             ),
         }),
     }
 }
 
 impl StoreOptions {
-    /// The table of the events, instead of `outbox_event`. The other tables' names are made from it.
+    /// Name of the table of events; default `outbox_event`. The names of the other tables derive
+    /// from it.
     pub fn table(mut self, table: impl Into<String>) -> Self {
         self.table = table.into();
         self
     }
 
-    /// The schema (PostgreSQL) or database (MySQL) of the tables, instead of the connection's own.
+    /// Schema (PostgreSQL) or database (MySQL) of the tables; default: the connection's own.
     pub fn schema(mut self, schema: impl Into<String>) -> Self {
         self.schema = Some(schema.into());
         self
     }
 
-    /// How many connections to hold at most; 10 if not set.
+    /// Maximum number of connections; default 10.
     pub fn max_connections(mut self, connections: u32) -> Self {
         self.max_connections = connections;
         self
     }
 
-    /// What to call the store in log lines and metrics, instead of its URL without credentials.
+    /// Name of the store in log lines and metrics; default: its URL without credentials.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// Whether a pooler stands in front of PostgreSQL; a URL with the parameter `pooler` goes before it.
+    /// Whether there is a pooler in front of PostgreSQL. The parameter `pooler` of a URL takes
+    /// precedence.
     pub fn pooler(mut self, pooler: Pooler) -> Self {
         self.pooler = pooler;
         self
     }
 
-    /// A PostgreSQL URL that leads to the server itself, past a pooler: the relay waits for
-    /// notifications on it. Without it a relay behind a pooler polls.
+    /// PostgreSQL URL of the server itself, bypassing a pooler: the relay waits for notifications
+    /// on it. Without this URL a relay behind a pooler polls.
     pub fn direct_url(mut self, url: impl Into<String>) -> Self {
         self.direct_url = Some(Hidden(url.into()));
         self
     }
 
-    /// How many bytes a payload may have to be read, and headers as well; [`MAX_PAYLOAD`](crate::MAX_PAYLOAD)
-    /// if not set. A larger event, written by a program that has no such limit, is dead-lettered unread.
+    /// Maximum size of a payload to read, and of headers, in bytes; default
+    /// [`MAX_PAYLOAD`](crate::MAX_PAYLOAD). A larger event, written by a program without such a
+    /// limit, is dead-lettered unread.
     pub fn max_payload(mut self, bytes: usize) -> Self {
         self.max_payload = bytes;
         self
     }
 
-    /// Takes a server that speaks MySQL's protocol for TiDB, whatever its version says. For tests.
+    /// Treats a server with MySQL's protocol as TiDB, whatever version it reports. For tests.
     #[cfg(feature = "mysql")]
     #[doc(hidden)]
     pub fn assume_tidb(mut self) -> Self {
@@ -197,8 +205,8 @@ impl StoreOptions {
         self
     }
 
-    /// Takes a server that speaks PostgreSQL's protocol for CockroachDB or YugabyteDB, whatever its
-    /// version says. For tests.
+    /// Treats a server with PostgreSQL's protocol as CockroachDB or YugabyteDB, whatever version it
+    /// reports. For tests.
     #[cfg(feature = "postgres")]
     #[doc(hidden)]
     pub fn assume_distributed(mut self) -> Self {
@@ -206,7 +214,7 @@ impl StoreOptions {
         self
     }
 
-    /// The product of the server: to be found out, unless it is assumed.
+    /// Product of the server: detected later, unless it is assumed.
     pub(crate) fn product(&self) -> product::Product {
         match self.assumed {
             #[cfg(feature = "mysql")]
@@ -217,14 +225,14 @@ impl StoreOptions {
         }
     }
 
-    /// The clock that decides what is due. For tests.
+    /// The clock that decides which events are due. For tests.
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self
     }
 }
 
-/// The statements that make the tables, as text: for those who run their own migrations.
+/// Statements that create the tables, as text: for applications with their own migrations.
 pub fn migration_sql(kind: DatabaseKind, options: &StoreOptions) -> Result<String> {
     match kind {
         #[cfg(feature = "sqlite")]
@@ -236,19 +244,19 @@ pub fn migration_sql(kind: DatabaseKind, options: &StoreOptions) -> Result<Strin
     }
 }
 
-/// The kinds of databases that this build supports.
+/// Databases that this build supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DatabaseKind {
     /// SQLite 3.37 or newer; the bundled one is.
     #[cfg(feature = "sqlite")]
     Sqlite,
-    /// PostgreSQL 13 or newer. CockroachDB and YugabyteDB, by their versions, in a variant that no
-    /// test has run on them.
+    /// PostgreSQL 13 or newer. CockroachDB and YugabyteDB, detected by their versions, in a variant
+    /// that was never tested on them.
     #[cfg(feature = "postgres")]
     Postgres,
-    /// MySQL 8.0.19 or newer, MariaDB 10.6 or newer. TiDB, by its version, in a variant that no
-    /// test has run on TiDB.
+    /// MySQL 8.0.19 or newer, MariaDB 10.6 or newer. TiDB, detected by its version, in a variant
+    /// that was never tested on TiDB.
     #[cfg(feature = "mysql")]
     MySql,
 }

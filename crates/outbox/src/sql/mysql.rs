@@ -1,8 +1,8 @@
-//! What MySQL and MariaDB do their own way: no arrays, no partial indexes, no `UPDATE … RETURNING`.
-//! What TiDB does not take of it is rewritten in `tidb.rs`.
+//! Dialect of MySQL and MariaDB: no arrays, no partial indexes, no `UPDATE … RETURNING`. `tidb.rs`
+//! rewrites the statements that TiDB does not accept.
 //!
-//! Sessions are READ COMMITTED: under REPEATABLE READ an empty `SKIP LOCKED` claim locks the gap and blocks
-//! the application's inserts.
+//! Sessions are READ COMMITTED: under REPEATABLE READ a `SKIP LOCKED` claim that finds nothing
+//! locks the gap and blocks the application's inserts.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -29,26 +29,29 @@ use crate::connect;
 use crate::error::Result;
 use crate::store::{Completion, Holder, OnDead};
 
-/// How many rows go into one INSERT: well below the 65,535 placeholders that the protocol allows.
+/// Maximum number of rows in one INSERT: well below the protocol's limit of 65,535 placeholders.
 const CHUNK: usize = 1_000;
 
-/// Returns the times of inserted rows on MariaDB. MySQL cannot, and takes it for a comment: the times are then read by a
-/// statement of their own.
+/// Returns the times of inserted rows on MariaDB. MySQL cannot, and treats the clause as a comment:
+/// a separate statement then reads the times.
 const RETURNING_TIMES: &str = " /*M!100500 RETURNING event_id, created_at */";
 
-/// Keeps writers of one ordering key in order. No numbered migration, because a server may refuse it.
+/// Keeps writers of one ordering key in order. Not a numbered migration, because a server may
+/// refuse it.
 const ORDER_TRIGGER: &str = include_str!("../../migrations/mysql/order_trigger.sql");
 
-/// How many rows the table of key locks has.
+/// Number of rows in the table of key locks.
 const KEY_SLOTS: u32 = 16_384;
 
-/// A settlement batch as a table. Straight joins from it: the optimizer must not start from the events.
+/// A settlement batch as a table. STRAIGHT_JOIN starts from the batch: the optimizer must not start
+/// from the events.
 const BATCH: &str = "JSON_TABLE($3, '$[*]' COLUMNS (id varchar(36) {exact} PATH '$[0]', claim int PATH '$[1]', \
     status smallint PATH '$[2]', counted int PATH '$[3]', after bigint PATH '$[4]', error text {exact} PATH '$[5]')) s \
     STRAIGHT_JOIN {events} e FORCE INDEX ({events_id}) ON e.event_id = s.id AND e.claims = s.claim";
 
-/// The collation of our texts: by bytes, trailing spaces included. Each server has its own name for it, and reads
-/// only its own kind of comment. A list from JSON must say it too, or it comes in the database's own character set.
+/// Collation of the text columns: by bytes, trailing spaces included. MySQL and MariaDB each have
+/// their own name for it, and each reads only its own kind of comment. A list from JSON must name
+/// the collation too, or it has the database's default character set.
 const EXACT: &str = "CHARACTER SET utf8mb4 COLLATE /*M! utf8mb4_nopad_bin */ /*!80017 utf8mb4_0900_bin */";
 
 impl Dialect for MySql {
@@ -66,16 +69,17 @@ impl Dialect for MySql {
         include_str!("../../migrations/mysql/0009_due_at.sql"),
         include_str!("../../migrations/mysql/0010_order.sql"),
     ];
-    // Under REPEATABLE READ a handler's transaction could not settle an event whose lease was renewed since its first
-    // read, where snapshots are strict (MariaDB 11.6 and later).
+    // Under REPEATABLE READ a handler's transaction could not settle an event whose lease was
+    // renewed after the transaction's first read, where snapshots are strict (MariaDB 11.6 and
+    // later).
     const BEFORE_HANDLER: Option<&'static str> = Some("SET TRANSACTION ISOLATION LEVEL READ COMMITTED");
     const SCHEMAS: bool = true;
     const ARRAYS: bool = false;
     const LATERAL: bool = false;
-    // What else IGNORE would pass over, such as a text that is too long, is checked before.
+    // Other errors that IGNORE would suppress, such as a text that is too long, are checked before.
     const ONCE: &'static str =
         "INSERT IGNORE INTO {inbox} (consumer, event_id, received_at) VALUES ($1, $2, {now})";
-    // JSON_VALID refuses what is nested more than 32 deep (MariaDB) or 100 deep (MySQL).
+    // JSON_VALID rejects JSON nested more than 32 (MariaDB) or 100 (MySQL) levels deep.
     const CHECKS_JSON: bool = false;
     const BY_AGGREGATE: &'static str = "INSERT IGNORE INTO {keys} (slot) VALUES (-1)";
     const ORDER_TRIGGER: Option<&'static str> = Some(ORDER_TRIGGER);
@@ -112,11 +116,12 @@ impl Dialect for MySql {
             },
             ("fits", n) => format!("LIKE {n} ESCAPE '|'"),
             ("exact", _) => EXACT.to_owned(),
-            // A join, because MariaDB runs a subquery of an UPDATE or DELETE once for every row of the table.
+            // A join, because MariaDB runs a subquery of an UPDATE or DELETE once for each row of
+            // the table.
             ("listed", listed) => {
                 let Listed { table, column, kind, list } = Listed::parse(listed);
-                // The index whose first column it is. By another index every row of the table is
-                // read, and locked by a statement that changes rows.
+                // The index whose first column is this one. With another index every row of the
+                // table is read, and locked by a statement that changes rows.
                 let index = match (table, column) {
                     ("events", "event_id") => "{events_id}",
                     ("events", "ordering_key") => "{events_key}",
@@ -143,17 +148,17 @@ impl Dialect for MySql {
                  new_position bigint PATH '$.new_position', new_status varchar(16) {{exact}} PATH '$.new_status', \
                  new_errors int PATH '$.new_errors', new_error text {{exact}} PATH '$.new_error')) s"
             ),
-            // From the list, one by one: that is the order in which rows are locked.
+            // Joined from the list, row by row: this sets the order in which rows are locked.
             ("paired", n) => format!(
                 "{{pairs {n}}} STRAIGHT_JOIN {{progress}} e FORCE INDEX (PRIMARY) \
                  ON e.topic = s.of_topic AND e.publisher = s.of_publisher"
             ),
             ("skip", _) => "FOR UPDATE SKIP LOCKED".to_owned(),
-            // MySQL wants to be told that the list is not to be locked; MariaDB has no words for it, and reads no such
-            // comment.
+            // MySQL needs to know that the list is not to be locked; MariaDB has no syntax for it,
+            // and ignores this kind of comment.
             ("lock", "listed") => "FOR UPDATE /*!80000 OF e */".to_owned(),
             ("lock", _) => "FOR UPDATE".to_owned(),
-            // What stands first is the smaller one.
+            // The table on the left is the smaller one.
             ("then", _) => "STRAIGHT_JOIN".to_owned(),
             ("by", index) => format!("FORCE INDEX ({{{index}}})"),
             ("unsettled", "dead") => "e.lane = 3".to_owned(),
@@ -214,8 +219,8 @@ impl Dialect for MySql {
     }
 
     fn stops(on_dead: OnDead) -> &'static str {
-        // One search a lane: only so does the index give the first row without a sort. The limit keeps the derived table from
-        // being merged, which would search twice.
+        // One search per lane: only then does the index return the first row without a sort. The
+        // limit keeps the derived table from being merged, which would search twice.
         match on_dead {
             OnDead::Hold => {
                 "SELECT s.id, s.destination, s.stop, (SELECT e.event_type FROM {events} e WHERE e.seq = s.stop) FROM (\
@@ -252,7 +257,7 @@ impl Dialect for MySql {
 
     fn settle_rest(by: &Holder, which: Which) -> String {
         let (holds, which) = (fence(by), which.condition());
-        // Assignments run from left to right: what reads the old status comes first.
+        // Assignments run from left to right: expressions that read the old status come first.
         format!(
             "UPDATE {BATCH} SET e.done_at = CASE WHEN s.status = 3 THEN {{now}} END, \
              e.done_by = CASE WHEN s.status = 3 THEN $1 END, e.attempts = e.attempts + s.counted, \
@@ -309,12 +314,12 @@ impl Dialect for MySql {
 
     const DEAD_BY_TIME: bool = true;
     const LAST_ID: Option<&'static str> = Some("SELECT CAST(LAST_INSERT_ID() AS SIGNED)");
-    // MySQL looks the counter up once a day; MariaDB knows it.
+    // MySQL refreshes `auto_increment` in this view once a day; MariaDB has the current value.
     const SIZE: &'static str = "SELECT CAST(GREATEST(COALESCE((SELECT max(e.seq) FROM {events} e), 0), \
         COALESCE(max(t.auto_increment) - 1, 0)) AS SIGNED), CAST(max(t.table_rows) AS SIGNED) \
         FROM information_schema.tables t WHERE t.table_schema = COALESCE($1, database()) AND t.table_name = $2";
 
-    // Not IGNORE, which would pass over more than rows that are there.
+    // Not IGNORE, which would suppress more errors than that of an existing row.
     const ANNOUNCE: &'static str = "INSERT INTO {nodes} (node, started_at, seen_at, state) VALUES ($1, {now}, {now}, $2) \
         ON DUPLICATE KEY UPDATE seen_at = {now}, state = $2";
 
@@ -364,7 +369,8 @@ impl Dialect for MySql {
 
     async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {
         let connect = connect::mysql(url)?;
-        // A pool would try a server that is not there for half a minute, and then say that it is busy.
+        // A pool would retry an unreachable server for half a minute, and then report that the pool
+        // is busy.
         MySqlConnection::connect_with(&connect).await?.close().await?;
         let pool = pool(options.max_connections).connect_with(connect).await?;
         Ok(Self::beside(&pool, options, Sessions::own().of(options.product())).own())
@@ -388,8 +394,8 @@ impl Dialect for MySql {
     ) -> Result<Option<Vec<StoredRow>>> {
         let slots: BTreeSet<i64> = rows.iter().filter_map(|r| r.event.ordering_key()).map(key_slot).collect();
         if !slots.is_empty() {
-            // One by one in the order of the list, so that two writers never wait for each other in a circle. An
-            // update that changes nothing: MySQL cannot select from a JSON table FOR UPDATE.
+            // Row by row in the order of the list, so that two writers never deadlock. An update
+            // that changes nothing: MySQL cannot SELECT … FOR UPDATE from a JSON table.
             let lock = sql.render(
                 "UPDATE JSON_TABLE($1, '$[*]' COLUMNS (v smallint PATH '$')) j \
                  STRAIGHT_JOIN {keys} k ON k.slot = j.v SET k.slot = k.slot",
@@ -401,7 +407,8 @@ impl Dialect for MySql {
         for rows in rows.chunks(CHUNK) {
             let (mut text, values) = insert_values(rows, birth);
             if dedup {
-                // Only a taken deduplication key is passed over: a taken id runs into the NOT NULL.
+                // Only an existing deduplication key is skipped: an existing id violates the NOT
+                // NULL.
                 text.push_str(
                     " ON DUPLICATE KEY UPDATE event_type = IF(event_id = VALUES(event_id), NULL, event_type)",
                 );
@@ -426,13 +433,13 @@ impl Dialect for MySql {
 
     async fn lock_migrations(conn: &mut MySqlConnection, names: &Names) -> Result<bool> {
         let is_tidb = names.product.find_tidb(conn).await?;
-        // DDL commits by itself and would let go of a row lock.
+        // DDL commits implicitly, which would release a row lock.
         let lock = Statement::positional("SELECT CAST(GET_LOCK($1, 2) AS SIGNED)");
         let rows = Self::fetch(conn, lock, vec![lock_name(names)]).await?;
         let locked = rows.first().map(|row| Self::int(row, 0)).transpose()?.flatten() == Some(1);
-        // TiDB has no locks on metadata that a session waits for.
+        // Sessions of TiDB do not wait for metadata locks.
         if locked && !is_tidb {
-            // For locks on metadata, for which the server waits a day by default.
+            // For metadata locks, for which the server waits a day by default.
             let limit =
                 "SET @outbox_lock_wait_timeout = @@SESSION.lock_wait_timeout, SESSION lock_wait_timeout = 2";
             Self::script(conn, limit.to_owned()).await?;
@@ -456,9 +463,9 @@ impl Dialect for MySql {
         }
         let create = render(ORDER_TRIGGER, names, &Self::fragment);
         match Self::script(conn, create).await {
-            // There, but this account may not see it.
+            // The trigger exists, but this account may not see it.
             Err(error) if number(&error) == Some(1359) => Ok(true),
-            // The account may not create triggers; or it may, but not on a server with a binary log
+            // The account may not create triggers, or may not do so on a server with a binary log
             // that does not trust it.
             Err(error) if matches!(number(&error), Some(1142 | 1227 | 1419)) => Ok(false),
             created => created.map(|_| true),
@@ -467,7 +474,7 @@ impl Dialect for MySql {
 
     async fn unlock_migrations(conn: &mut MySqlConnection, names: &Names) -> Result<()> {
         if !names.product.is_tidb() {
-            // The session is one of the application's pool.
+            // The session belongs to the application's pool.
             let limit = "SET SESSION lock_wait_timeout = @outbox_lock_wait_timeout";
             Self::script(conn, limit.to_owned()).await?;
         }
@@ -494,14 +501,14 @@ impl Dialect for MySql {
     plumbing!(bind);
 }
 
-/// The row of the table of key locks that a key locks. The trigger for plain SQL writers computes the
-/// same number, by `CRC32`.
+/// Number of the key lock row that a key locks. The trigger for plain SQL writers computes the same
+/// number, by `CRC32`.
 fn key_slot(key: &str) -> i64 {
     const CRC32: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
     i64::from(CRC32.checksum(key.as_bytes()) % KEY_SLOTS)
 }
 
-/// The server's number of an error.
+/// The server's error number.
 fn number(error: &sqlx::Error) -> Option<u16> {
     let error = error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?;
     Some(error.number())
@@ -513,13 +520,13 @@ fn list_table(kind: &str, placeholder: &str) -> String {
     format!("JSON_TABLE({placeholder}, '$[*]' COLUMNS (v {column} PATH '$')) j")
 }
 
-/// Names of locks are the server's, not a database's; every statement is idempotent, so one that is waited for
-/// without need does no harm.
+/// Name of the migration lock. Lock names are global to the server, not to a database; every
+/// statement is idempotent, so an unnecessary wait does no harm.
 fn lock_name(names: &Names) -> Value {
     Value::text(format!("outbox {}", names.table))
 }
 
-/// What holds a settlement back from a row that is not its holder's any more.
+/// Condition that excludes rows that the holder of a settlement no longer holds.
 fn fence(by: &Holder) -> &'static str {
     match by {
         Holder::Lease { .. } => "e.locked_by = $1 AND $2 IS NOT NULL",
@@ -548,7 +555,7 @@ fn bind(
             Some(Value::Int(v)) => query.bind(v),
             Some(Value::Text(v)) => query.bind(v),
             Some(Value::Bytes(v)) => query.bind(v),
-            // As DATETIME: what sqlx sends for a DateTime<Utc> is a TIMESTAMP, which ends in 2038.
+            // As DATETIME: sqlx sends a DateTime<Utc> as a TIMESTAMP, which ends in 2038.
             Some(Value::Time(v)) => query.bind(v.map(|time| time.naive_utc())),
             Some(list) => query.bind(list.into_json()),
             None => unreachable!("placeholder {n} has no value"),

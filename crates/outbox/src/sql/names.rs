@@ -1,14 +1,17 @@
-//! The names of our tables and indexes, checked and quoted, and the templates that they fill in.
+//! Names of the tables and indexes, checked and quoted, and the templates that they are filled
+//! into.
 
 use std::sync::Arc;
 
 use super::product::Product;
 use crate::error::{Error, Result};
 
-/// Long enough for every suffix that we add to stay within the 63 characters that PostgreSQL keeps.
+/// Maximum length of a name, so that with every suffix it stays within PostgreSQL's limit of 63
+/// characters.
 const MAX_NAME: usize = 48;
 
-/// Checks that a name is a plain identifier. It is quoted as well; both, because either may be forgotten.
+/// Checks that a name is a plain identifier. It is also quoted, in case one of the two is
+/// forgotten.
 fn identifier(name: &str) -> Result<&str> {
     let mut chars = name.chars();
     let starts_well = chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
@@ -19,13 +22,13 @@ fn identifier(name: &str) -> Result<&str> {
     }
 }
 
-/// The tables of one outbox.
+/// Names of the tables of one outbox.
 #[derive(Clone, Debug)]
 pub struct Names {
     pub(crate) schema: Option<String>,
     pub(crate) table: String,
     quote: char,
-    /// Which product they are on.
+    /// Product of the server.
     pub(crate) product: Product,
 }
 
@@ -39,7 +42,7 @@ impl Names {
         })
     }
 
-    /// The same tables, on a server of this product.
+    /// Sets the product of the server.
     pub(crate) fn on(self, product: Product) -> Self {
         Self { product, ..self }
     }
@@ -49,7 +52,7 @@ impl Names {
         format!("{q}{name}{q}")
     }
 
-    /// A table of ours, with its schema. `suffix` is empty for the events themselves.
+    /// A table with its schema. `suffix` is empty for the events themselves.
     fn table(&self, suffix: &str) -> String {
         self.in_schema(&format!("{}{suffix}", self.table))
     }
@@ -68,22 +71,22 @@ impl Names {
         self.table("")
     }
 
-    /// What the names of the log start with: the log of `outbox_event` is `outbox_log`.
+    /// Common prefix of the names of the log: the log of `outbox_event` is `outbox_log`.
     fn base(&self) -> &str {
         self.table.strip_suffix("_event").filter(|base| !base.is_empty()).unwrap_or(&self.table)
     }
 
-    /// The name of the log, without its schema and quotes.
+    /// Name of the log, without schema and quotes.
     pub(crate) fn log(&self) -> String {
         format!("{}_log", self.base())
     }
 
-    /// Something that belongs to the log, with its schema.
+    /// An object of the log, with its schema.
     fn of_log(&self, suffix: &str) -> String {
         self.in_schema(&format!("{}{suffix}", self.log()))
     }
 
-    /// What stands for `{slot}` in a template, if it is a name.
+    /// The replacement of `{slot}` in a template, if the slot is a name.
     pub(super) fn fill(&self, slot: &str) -> Option<String> {
         Some(match slot {
             "events" => self.table(""),
@@ -121,7 +124,7 @@ impl Names {
     }
 }
 
-/// The rows of a table whose column is in a list, as a slot says it: `listed events event_id texts $1`.
+/// Rows of a table whose column is in a list, from a slot: `listed events event_id texts $1`.
 pub(crate) struct Listed<'a> {
     pub(crate) table: &'a str,
     pub(crate) column: &'a str,
@@ -132,7 +135,7 @@ pub(crate) struct Listed<'a> {
 }
 
 impl<'a> Listed<'a> {
-    /// With or without its first word.
+    /// Parses a slot with or without its first word.
     pub(crate) fn parse(slot: &'a str) -> Self {
         let mut words = slot.trim_start_matches("listed ").split(' ');
         let mut word = || words.next().unwrap_or_default();
@@ -140,12 +143,12 @@ impl<'a> Listed<'a> {
     }
 }
 
-/// One of the words of a slot.
+/// The word at index `n` of a slot.
 pub(crate) fn nth(words: &str, n: usize) -> &str {
     words.split(' ').nth(n).unwrap_or_default()
 }
 
-/// Fills in a template: `{events}` and its like by the names, everything else in braces by `fragment`.
+/// Fills in a template: slots such as `{events}` by the names, all other slots by `fragment`.
 pub(crate) fn render(template: &str, names: &Names, fragment: &dyn Fn(&str) -> String) -> String {
     let mut text = String::with_capacity(template.len() + 256);
     let mut rest = template;
@@ -157,7 +160,7 @@ pub(crate) fn render(template: &str, names: &Names, fragment: &dyn Fn(&str) -> S
             Some(name) => text.push_str(&name),
             // JSON in a comment of a migration.
             None if !slot.starts_with(|c: char| c.is_ascii_lowercase()) => text.push_str(&rest[open..=close]),
-            // A fragment may hold slots of its own.
+            // A fragment may contain slots itself.
             None => text.push_str(&render(&fragment(slot), names, fragment)),
         }
         rest = &rest[close + 1..];
@@ -170,23 +173,23 @@ pub(crate) fn render(template: &str, names: &Names, fragment: &dyn Fn(&str) -> S
 #[derive(Clone, Debug)]
 pub struct Statement {
     pub(crate) text: Arc<str>,
-    /// The numbers of the placeholders in the order of their appearance, for databases that only know `?`.
+    /// Indexes of the values in the order of the placeholders, for databases that only know `?`.
     pub(crate) order: Option<Vec<usize>>,
-    /// Whether it stays prepared on its connection, under a name.
+    /// Whether the statement stays prepared on its connection, under a name.
     pub(crate) named: bool,
-    /// The product that it may have to be rewritten for; `None` if every server of the protocol
-    /// takes it as it is.
+    /// Product that the statement may have to be rewritten for; `None` if every server of the
+    /// protocol accepts it unchanged.
     pub(crate) product: Option<Product>,
 }
 
 impl Statement {
-    /// Placeholders stay `$1`, `$2`, as PostgreSQL and SQLite want them.
+    /// Keeps placeholders as `$1`, `$2`, for PostgreSQL and SQLite.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn numbered(text: String) -> Self {
         Self { text: text.into(), order: None, named: true, product: None }
     }
 
-    /// Placeholders become `?`, as MySQL wants them.
+    /// Converts placeholders to `?`, for MySQL.
     #[cfg(feature = "mysql")]
     pub(crate) fn positional(numbered: &str) -> Self {
         let mut text = String::with_capacity(numbered.len());

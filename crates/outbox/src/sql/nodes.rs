@@ -1,4 +1,4 @@
-//! Relays that run, and releasing what they hold, on SQL.
+//! Presence rows of relays, and releasing the leases of relays, on SQL.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::store::SqlStore;
 use crate::error::Result;
 use crate::store::{EXCLUSIVE, Node, NodeId, NodeState, Released, Store as _};
 
-/// A node that was last seen so long ago is forgotten.
+/// Presence rows of nodes that were last seen longer ago are deleted.
 const FORGOTTEN: Duration = Duration::from_secs(86_400);
 
 const FORGET: &str = "DELETE FROM {nodes} WHERE seen_at < {earlier $1}";
@@ -17,29 +17,32 @@ const RETIRE: &str = "DELETE FROM {nodes} WHERE node = $1";
 const NODES: &str =
     "SELECT node, started_at, seen_at, {now}, state FROM {nodes} ORDER BY seen_at DESC, node LIMIT 1000";
 
-/// Nodes that were not seen for a while and hold something perhaps. A quotation mark inside of a text of the state has a
-/// backslash before it, so the pattern matches the field and nothing else.
+/// Nodes that were not seen for a while and may hold leases. A quotation mark inside a text of the
+/// state is escaped by a backslash, so the pattern matches the field and nothing else.
 const QUIET: &str = "SELECT node, started_at, seen_at, {now}, state FROM {nodes} \
      WHERE seen_at < {earlier $1} AND state NOT LIKE '%\"released\":true%' ORDER BY seen_at LIMIT 100";
-/// The same of one, which cannot announce itself until the transaction ends.
+/// One node, which cannot announce itself until the transaction ends.
 const LOCKED: &str = "SELECT node, started_at, seen_at, {now}, state FROM {nodes} WHERE node = $1 {lock}";
 const MARK: &str = "UPDATE {nodes} SET state = $2 WHERE node = $1";
 
-/// No relay counts as vanished sooner than this.
+/// Minimum time before a relay counts as vanished.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// Found without locks: there is no index by holder, and a locking read would lock every row that it looks at.
+/// Read without locks: there is no index by holder, and a locking read would lock every row that it
+/// scans.
 const LEASED: &str = "SELECT e.seq FROM {events} e WHERE {pending} AND e.locked_by = $1";
-/// A verdict of the old holder names a holder and a claim that the row has no more. The time stays, which says that the event is
-/// suspect. Claims end at a billion, as the table has it: a row that is there already must not keep the others from being released.
+/// Releases leases by row. A verdict of the old holder names a holder and a claim that the row no
+/// longer has. `locked_until` stays set, which marks the event as suspect. The table limits claims
+/// to a billion: a row at the limit must not keep the others from being released.
 const RELEASE: &str = "UPDATE {listed events seq ints $1} SET locked_by = NULL, locked_until = {now}, \
      claims = CASE WHEN claims < 1000000000 THEN claims + 1 ELSE claims END \
      {where listed events seq ints $1} AND locked_by = $2 AND {pending of events}";
-/// The holder stays: that it never gave the lease back is what makes the events in its hands suspect.
+/// Expires a named lease. The holder stays in the row: a lease that was not released marks the
+/// holder's events as suspect.
 const DEPOSE: &str =
     "UPDATE {leases} SET held_until = {now} WHERE name = $1 AND holder = $2 AND held_until > {now}";
 
-/// How many rows one statement releases.
+/// Maximum number of rows that one statement releases.
 const AT_ONCE: usize = 1_000;
 
 impl<DB: Database> SqlStore<DB> {
@@ -78,7 +81,8 @@ impl<DB: Database> SqlStore<DB> {
             node: NodeId::from(DB::shown(row, 0).unwrap_or_default()),
             started_at,
             seen: (now - seen_at).to_std().unwrap_or_default(),
-            // Of another version, or written by hand: then it says nothing, and nothing is decided by it.
+            // A state of another version or written by hand decodes to the default, which has no
+            // effect on decisions.
             state: serde_json::from_str::<NodeState>(&state).unwrap_or_default(),
         })
     }
@@ -97,8 +101,8 @@ impl<DB: Database> SqlStore<DB> {
         Ok(released)
     }
 
-    /// Releases what a node holds if it has vanished, as one transaction in which it cannot announce itself. `None`: it has not,
-    /// or was released before.
+    /// Releases the events of a node if it has vanished, in one transaction during which the node
+    /// cannot announce itself. `None`: it has not vanished, or was released before.
     async fn release_if_vanished(&self, node: &NodeId) -> Result<Option<u64>> {
         let leased = self.leased(node).await?;
         let mut tx = self.begin_to_release().await?;
@@ -117,7 +121,8 @@ impl<DB: Database> SqlStore<DB> {
 
     pub(super) async fn release_all_of(&self, node: &NodeId) -> Result<Released> {
         let events = self.retried(|| self.release_at_once(node)).await?;
-        // A leader's name ends with its life: a process that is started again under the same name is another.
+        // A leader's name ends with an id of its run: a process restarted under the same name is
+        // another leader.
         let leader = self.leader(EXCLUSIVE).await?.filter(|leader| {
             let rest = leader.as_str().strip_prefix(node.as_str());
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
@@ -147,15 +152,16 @@ impl<DB: Database> SqlStore<DB> {
         Ok(begin_on(&self.pools.relay).await?)
     }
 
-    /// The numbers of the events that a node holds by their rows.
+    /// Sequence numbers of the events that a node leases by row.
     async fn leased(&self, node: &NodeId) -> Result<Vec<i64>> {
         let rows = self.fetch(LEASED, vec![Value::text(node.as_str())]).await?;
         let seqs = rows.iter().map(|row| DB::int(row, 0)).collect::<Result<Vec<_>, _>>()?;
         Ok(seqs.into_iter().flatten().collect())
     }
 
-    /// Releases events that a node holds: by lists, and those of `leased` that it still holds by their rows. All at once, or an
-    /// event of a key would be free while an earlier one is not; even then the earlier one holds it back.
+    /// Releases the events of a node: those under group leases, and those of `leased` that it still
+    /// leases by row. In one transaction, or an event of a key would be free while an earlier one
+    /// is not; even then the earlier one blocks it.
     async fn release_leases(&self, conn: &mut DB::Connection, node: &NodeId, leased: &[i64]) -> Result<u64> {
         let mut events = 0;
         if self.lists() {

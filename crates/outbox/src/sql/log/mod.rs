@@ -1,6 +1,7 @@
-//! The event log on SQL. What all databases share is here; how each says it is in a file of its own, beside this one.
+//! The event log on SQL. This file holds the code that all databases share; each database's own
+//! part is in a file next to it.
 //!
-//! | database | what a position is | what an append waits for |
+//! | database | position | an append waits for |
 //! | --- | --- | --- |
 //! | PostgreSQL | drawn from a sequence, committed in any order | advisory locks on its tags and types |
 //! | MySQL, MariaDB | a counter, committed in its order | the counter's row |
@@ -33,46 +34,49 @@ use crate::log::{
 };
 use crate::store::short_error;
 
-/// The named lease whose epoch is how far the log is decided.
+/// The named lease whose epoch is the stored watermark.
 const FRONTIER: &str = "log frontier";
 
-/// What differs between databases in the log. Not for use outside of this crate.
+/// Differences between databases in the log. Not for use outside of this crate.
 #[doc(hidden)]
 pub trait LogDialect: sqlx::Database + Sized {
-    /// Whether one statement appends, and needs no transaction around it.
+    /// Whether one statement appends, without a transaction around it.
     const APPENDS_AT_ONCE: bool = false;
-    /// What makes a transaction that has just begun one in which conditions can be checked.
+    /// Statement after BEGIN that makes a transaction suitable for checking conditions.
     const TO_DECIDE: Option<&'static str> = None;
-    /// What makes a read in the caller's transaction see what was committed after that began.
+    /// Clause that lets a read in the caller's transaction see rows committed after the transaction
+    /// began.
     const CURRENT: &'static str = "";
-    /// Whether an application's reads have connections of their own.
+    /// Whether an application's reads use their own connections.
     const READS_APART: bool = false;
-    /// The greatest position.
+    /// Query for the highest position.
     const HEAD: &'static str;
-    /// Deletes the tags of events, by a list of positions, before the events themselves are deleted.
+    /// Deletes the tags of events, by a list of positions, before the events are deleted.
     const PURGE_TAGS: &'static str;
 
-    /// The same for these tables, after a statement on them.
+    /// The same for the product that these tables are on, known after the first statement on them.
     fn purge_tags(_: &Names) -> &'static str {
         Self::PURGE_TAGS
     }
-    /// Pairs that wait for an open transaction, and that transaction; `None` where publishers never do.
+    /// Query for subscriptions that wait for an open transaction, and that transaction; `None`
+    /// where publishers never wait.
     const WAITING_PAIRS: Option<&'static str> = None;
 
-    /// The same for these tables, after a statement on them.
+    /// The same for the product that these tables are on, known after the first statement on them.
     fn waiting_pairs(_: &Names) -> Option<&'static str> {
         Self::WAITING_PAIRS
     }
 
-    /// Appends events, or says why not.
+    /// Appends events, or returns the reason for refusing.
     fn append(
         sql: &dyn Render,
         conn: &mut Self::Connection,
         append: &Append<'_>,
     ) -> impl Future<Output = Result<Outcome>> + Send;
 
-    /// Waits until what these alternatives select is decided, up to the position that is returned. `to_stay`: and keeps it so
-    /// until the end of the transaction, which must be one that then sees it.
+    /// Waits until the result of these alternatives is final up to the returned position.
+    /// `to_stay`: keeps it final until the end of the transaction, which must be able to see the
+    /// result.
     fn settle(
         sql: &dyn Render,
         conn: &mut Self::Connection,
@@ -80,35 +84,36 @@ pub trait LogDialect: sqlx::Database + Sized {
         to_stay: bool,
     ) -> impl Future<Output = Result<Position>> + Send;
 
-    /// Learns how far the log is decided.
+    /// Advances the watermark.
     fn look(
         sql: &dyn Render,
         conn: &mut Self::Connection,
         frontier: &mut Watermark,
     ) -> impl Future<Output = Result<()>> + Send;
 
-    /// A row that [`statements::read`] selected.
+    /// Decodes a row that [`statements::read`] selected.
     fn stored(row: &Self::Row) -> Result<StoredLogEvent, sqlx::Error>;
 }
 
-/// Events, and what must hold for them to be appended.
+/// Events, and the conditions for appending them.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Append<'a> {
     events: &'a [Event],
-    /// Those that say "already done" come first: a repeat is one, even if it would conflict as well.
+    /// The checks for "already done" come first: a repeated append is reported as such even if it
+    /// would also conflict.
     checks: Vec<Check<'a>>,
-    /// Whether the transaction has nothing else in it, and ends with an error of this.
+    /// Whether the transaction contains only this append, and ends with an error of the append.
     #[cfg_attr(not(feature = "mysql"), expect(dead_code, reason = "only MySQL has something to undo"))]
     own: bool,
 }
 
-/// No event may match this.
+/// Condition that no event may match.
 #[derive(Debug)]
 struct Check<'a> {
     item: &'a Item,
     after: Position,
-    /// Whether one that does means that it was done before, and no conflict.
+    /// Whether a match means "already done" rather than a conflict.
     once: bool,
 }
 
@@ -126,36 +131,36 @@ impl<'a> Append<'a> {
         Ok(Self { events, checks, own })
     }
 
-    /// A position that the log, which ends here, has not reached.
+    /// Checks for a condition beyond the end of the log.
     fn beyond(&self, head: Position) -> Option<Outcome> {
         let after = self.checks.iter().map(|check| check.after).max()?;
         (after > head).then_some(Outcome::Beyond { after, head })
     }
 }
 
-/// What became of an append.
+/// Outcome of an append.
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The events are there.
+    /// The events were appended.
     New(Vec<Position>),
-    /// What should happen only once has happened.
+    /// The operation was done before: an event matches a `once` query.
     Already,
     /// An event after this position matches a condition.
     Conflict(Position),
-    /// A condition names a position that there is not.
+    /// A condition names a position beyond the end of the log.
     Beyond {
-        /// The position.
+        /// The named position.
         after: Position,
-        /// The last one there is.
+        /// The last position of the log.
         head: Position,
     },
-    /// The transaction is too isolated to check a condition.
+    /// The isolation level of the transaction does not allow checking a condition.
     Isolated,
 }
 
 impl Outcome {
-    /// What a check that found an event means.
+    /// Outcome of a check that found an event.
     #[cfg(any(feature = "mysql", feature = "sqlite"))]
     fn found(check: &Check<'_>) -> Self {
         if check.once { Outcome::Already } else { Outcome::Conflict(check.after) }
@@ -172,7 +177,7 @@ impl Outcome {
     }
 }
 
-/// An answer that was lost on its way leaves open whether the events are there.
+/// Converts a lost response: it is unknown whether the events were appended.
 fn unknown(error: Error) -> Error {
     match error {
         Error::Database(lost) if !matches!(lost.inner(), sqlx::Error::Database(_)) => {
@@ -186,7 +191,7 @@ fn too_isolated(isolation: &str) -> Error {
     Error::Isolation { isolation: isolation.to_owned() }
 }
 
-/// What is read of the log, and where to.
+/// Range of positions to read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Range {
     pub(crate) after: Position,
@@ -195,7 +200,7 @@ pub(crate) struct Range {
 }
 
 impl<DB: Database> SqlStore<DB> {
-    /// Turns what the database said into what the caller can act on.
+    /// Converts a database error into one that the caller can act on.
     fn explain_log(&self, error: Error) -> Error {
         match self.explain(error) {
             Error::NotMigrated { .. } => Error::NotMigrated { table: self.renderer().names().log() },
@@ -203,7 +208,7 @@ impl<DB: Database> SqlStore<DB> {
         }
     }
 
-    /// Appends in the transaction of this connection. A conflict leaves the transaction as it was.
+    /// Appends in the transaction of this connection. A conflict leaves the transaction unchanged.
     pub(crate) async fn append_on(
         &self,
         conn: &mut DB::Connection,
@@ -223,12 +228,14 @@ impl<DB: Database> SqlStore<DB> {
             .told()
     }
 
-    /// Waits until the answer to a query is decided, and keeps it so until the end of the transaction of this connection.
+    /// Waits until the result of a query is final, and keeps it final until the end of the
+    /// transaction of this connection.
     pub(crate) async fn settled_on(&self, conn: &mut DB::Connection, query: &Query) -> Result<Position> {
         DB::settle(self.renderer(), conn, query.items()?, true).await.map_err(|e| self.explain_log(e))
     }
 
-    /// Reads in the transaction of this connection. `current`: also what was committed after that began.
+    /// Reads in the transaction of this connection. `current`: includes events committed after the
+    /// transaction began.
     pub(crate) async fn read_on(
         &self,
         conn: &mut DB::Connection,
@@ -236,7 +243,7 @@ impl<DB: Database> SqlStore<DB> {
         range: Range,
         current: bool,
     ) -> Result<Vec<StoredLogEvent>> {
-        // As many as any database can count to.
+        // The highest limit that every database accepts.
         let range = Range { limit: range.limit.min(u32::MAX as usize), ..range };
         let current = if current { DB::CURRENT } else { "" };
         let (text, values) = statements::read(query.items()?, range, current);
@@ -250,7 +257,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(read)
     }
 
-    /// Reads for the application, which has connections of its own.
+    /// Reads for the application, on connections of its own.
     pub(crate) async fn read_for_application(
         &self,
         query: &Query,
@@ -269,7 +276,7 @@ impl<DB: Database> SqlStore<DB> {
 
     async fn append_in_one(&self, events: &[Event], condition: &Condition) -> Result<Appended> {
         let append = Append::new(events, condition, true)?;
-        // On a shared session it would have to be in a transaction anyway.
+        // On a shared session the append needs a transaction anyway.
         if DB::APPENDS_AT_ONCE && !self.pools.sessions.are_shared() {
             let mut conn: Conn<DB> = self.pools.write.acquire().await?;
             let appended = self.append_as(&mut conn, &append).await;
@@ -277,7 +284,8 @@ impl<DB: Database> SqlStore<DB> {
                 conn.finish().await.map_err(|e| unknown(e.into()))?;
             }
             match appended {
-                // The database isolates every statement like this, unless told otherwise.
+                // The default isolation level of the database is too high: append in a transaction
+                // that sets it.
                 Err(Error::Isolation { .. }) => {}
                 appended => return appended.map_err(unknown),
             }
@@ -292,13 +300,13 @@ impl<DB: Database> SqlStore<DB> {
         let appended = self.append_as(&mut tx, &append).await;
         match appended {
             Ok(Appended::New(_)) => tx.commit().await.map_err(|e| unknown(e.into()))?,
-            // A conflict is nothing unusual: the connection stays.
+            // A conflict is a normal outcome: the connection is kept.
             _ => tx.rollback().await?,
         }
         appended
     }
 
-    /// The first event from this position on, and when it was stored.
+    /// The first event from this position on, and the time it was stored.
     async fn stored_from(&self, from: i64, upto: i64) -> Result<Option<(i64, DateTime<Utc>)>> {
         let rows = self.fetch(statements::STORED_FROM, vec![Value::Int(from), Value::Int(upto)]).await?;
         let Some(row) = rows.first() else { return Ok(None) };
@@ -360,7 +368,7 @@ impl<DB: Database> LogStore for SqlStore<DB> {
         let values = vec![key(), Value::text(short_error(reason))];
         match self.run(statements::NOTE_UNREADABLE, values).await {
             Ok(_) => Ok(true),
-            // Another relay has noted it in the meantime, or this is an error of another kind.
+            // Another relay has recorded it in the meantime, or the error has another cause.
             Err(error) => {
                 if is_noted().await? {
                     Ok(false)
@@ -389,7 +397,7 @@ impl<DB: Database> LogStore for SqlStore<DB> {
     async fn settled(&self, query: &Query) -> Result<Position> {
         let items = query.items()?;
         self.retried(|| async {
-            // One of the application's connections: it may have to wait for a while.
+            // On a connection of the application: the wait may be long.
             let source = if DB::READS_APART { &self.pools.read } else { &self.pools.write };
             let mut conn = source.acquire().await?;
             let settled = DB::settle(self.renderer(), &mut conn, items, false).await;
@@ -422,7 +430,7 @@ impl<DB: Database> LogStore for SqlStore<DB> {
     async fn store_watermark(&self, safe: Position) -> Result<()> {
         let values = || vec![Value::text(FRONTIER), Value::Int(safe.get())];
         if self.run(statements::NOTE_DECIDED, values()).await? == 0 {
-            // Nobody has come anywhere yet.
+            // No watermark is stored yet.
             self.run(DB::NEW_LEASE, vec![Value::text(FRONTIER)]).await?;
             self.run(statements::NOTE_DECIDED, values()).await?;
         }
@@ -473,7 +481,7 @@ impl<DB: Database> LogStore for SqlStore<DB> {
         Ok(statements::position::<DB>(&rows)?)
     }
 
-    /// By halves, because times rise with positions, and an index by time would cost every append.
+    /// Binary search: times rise with positions, and an index by time would cost every append.
     async fn position_at(&self, time: DateTime<Utc>) -> Result<Position> {
         let (mut before, mut last) = (0, self.head().await?.get());
         while before < last {

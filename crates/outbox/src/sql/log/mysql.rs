@@ -1,7 +1,8 @@
-//! The log on MySQL and MariaDB: a counter, whose row is locked by whoever appends until the end of its transaction.
+//! The log on MySQL and MariaDB: a counter, whose row each append locks until the end of its
+//! transaction.
 //!
-//! Under REPEATABLE READ a transaction does not see what was committed after its first read. What decides is therefore read
-//! with a lock, which reads what there is.
+//! Under REPEATABLE READ a transaction does not see rows committed after its first read. Reads that
+//! decide an append therefore lock, which returns the current rows.
 
 use sqlx::Row as _;
 use sqlx::mysql::{MySql, MySqlConnection, MySqlRow};
@@ -15,17 +16,18 @@ use crate::sql::dialect::{Dialect as _, Render, Value};
 use crate::sql::names::Names;
 use crate::sql::tidb;
 
-/// How many events go into one INSERT: well below the 65,535 placeholders that the protocol allows.
+/// Maximum number of events in one INSERT: well below the protocol's limit of 65,535 placeholders.
 const CHUNK: usize = 1_000;
 
-/// Adds to the counter, and gives its new value as the id of what was inserted: no second statement is needed for it.
+/// Adds to the counter, and returns its new value as the last insert id, without a second
+/// statement.
 const COUNT: &str = "UPDATE {log_head} SET position = LAST_INSERT_ID(position + $1) WHERE id = 1";
 
 /// Sets the counter, whose row is locked.
 const MOVE: &str = "UPDATE {log_head} SET position = $1 WHERE id = 1";
 
-/// Finds the taken positions from `$1` on, which the counter has not reached. A locking read, to
-/// see all that is committed.
+/// Finds the occupied positions from `$1` on, which the counter has not reached. A locking read, to
+/// see all committed rows.
 const TAKEN: &str =
     "SELECT l.position FROM {log} l WHERE l.position >= $1 ORDER BY l.position LOCK IN SHARE MODE";
 
@@ -49,8 +51,9 @@ impl LogDialect for MySql {
         if append.own {
             return append_all(sql, conn, append).await;
         }
-        // The caller's transaction may go on after an error: with all of it or with none of it. If the error has ended the
-        // transaction, as a deadlock does, there is no savepoint any more, and nothing is undone that is not ours.
+        // The caller's transaction may continue after an error, so the append is all or nothing. If
+        // the error has ended the transaction, as a deadlock does, the savepoint no longer exists,
+        // and nothing outside of the append is undone.
         Self::script(conn, "SAVEPOINT outbox_log_append".to_owned()).await?;
         let appended = append_all(sql, conn, append).await;
         let end = if matches!(appended, Ok(Outcome::New(_))) {
@@ -70,7 +73,7 @@ impl LogDialect for MySql {
         _: &[Item],
         to_stay: bool,
     ) -> Result<Position> {
-        // Positions are committed in their order, so what there is is decided.
+        // Positions are committed in order, so all existing positions are final.
         let lock = if to_stay { " FOR UPDATE" } else { "" };
         let statement = sql.render(&format!("{}{lock}", Self::HEAD));
         Ok(statements::position::<Self>(&Self::fetch(conn, statement, Vec::new()).await?)?)
@@ -84,7 +87,7 @@ impl LogDialect for MySql {
         Ok(())
     }
 
-    // JSON_VALID refuses deep JSON that is valid, so the table takes any text.
+    // JSON_VALID rejects deeply nested JSON that is valid, so the table accepts any text.
     stored!(tags, check_json: true);
 }
 
@@ -105,7 +108,8 @@ async fn append_all(sql: &dyn Render, conn: &mut MySqlConnection, append: &Appen
     Ok(Outcome::New(write(sql, conn, append.events, head + 1).await?))
 }
 
-/// Why the events cannot be appended to a log that ends here. Nobody else appends meanwhile.
+/// Returns why the events cannot be appended to a log that ends at `head`. The lock on the counter
+/// excludes other appends meanwhile.
 async fn refused(
     sql: &dyn Render,
     conn: &mut MySqlConnection,
@@ -124,10 +128,11 @@ async fn refused(
     Ok(None)
 }
 
-/// Writes events from this position on. Returns their positions, which rise and may leave some out.
+/// Writes events from this position on. Returns their positions, which rise and may have gaps.
 ///
-/// Nothing keeps a writer from a position that it has not drawn. Where rows are in the way, the
-/// events go behind them, and so does the counter: otherwise no append would succeed any more.
+/// The database does not stop a writer from using a position that it has not drawn. Where such rows
+/// occupy the drawn positions, the events and the counter move behind them: otherwise every further
+/// append would fail.
 async fn write(
     sql: &dyn Render,
     conn: &mut MySqlConnection,
@@ -139,7 +144,7 @@ async fn write(
         let (chunk, rest) = left.split_at(left.len().min(CHUNK));
         match write_chunk(sql, conn, chunk, next).await {
             Err(error) if is_taken_position(&error) => {
-                // The statement that failed has written nothing.
+                // The failed statement has written nothing.
                 next = move_behind(sql, conn, next, left.len()).await?;
                 write_chunk(sql, conn, chunk, next).await?;
             }
@@ -162,7 +167,7 @@ async fn write_chunk(
     MySql::run(conn, sql.render(&text), values).await?;
     let tags = tags_from(events, first);
     if !tags.is_empty() {
-        // IGNORE: another writer may have put the same tag there. Tags are neither NULL nor too
+        // IGNORE: another writer may have inserted the same tag. Tags are neither NULL nor too
         // long.
         let insert =
             format!("INSERT IGNORE INTO {{log_tags}} (tag, position) SELECT j.tag, j.position FROM {LIST}");
@@ -171,8 +176,8 @@ async fn write_chunk(
     Ok(())
 }
 
-/// Moves the counter behind the rows that are in the way, to the first gap of `count` positions.
-/// Returns the first of these.
+/// Moves the counter behind the rows that occupy positions, to the first gap of `count` positions.
+/// Returns the first position of the gap.
 async fn move_behind(
     sql: &dyn Render,
     conn: &mut MySqlConnection,
@@ -192,21 +197,21 @@ async fn move_behind(
     tracing::warn!(
         from = first,
         to = next,
-        "positions of the log were taken without being drawn; passed over"
+        "log positions occupied without being drawn from the counter; skipped"
     );
     let last = next.saturating_add(count - 1);
     MySql::run(conn, sql.render(MOVE), vec![Value::Int(last)]).await?;
     Ok(next)
 }
 
-/// Whether the error says that a position is taken, and not an event's id.
+/// Whether the error means that a position is occupied, rather than an event's id.
 fn is_taken_position(error: &sqlx::Error) -> bool {
     error
         .as_database_error()
         .is_some_and(|e| e.is_unique_violation() && e.message().trim_end().ends_with("PRIMARY'"))
 }
 
-/// The tags of events, the first of which has this position.
+/// Tags of events, the first of which has this position.
 fn tags_from(events: &[Event], first: i64) -> Vec<(&str, i64)> {
     let tagged = |(event, position)| rows::tags(event).into_iter().map(move |tag| (tag, position));
     events.iter().zip(first..).flat_map(tagged).collect()

@@ -1,4 +1,5 @@
-//! The log on PostgreSQL: advisory locks, one function for an append, and a look at who is still at it.
+//! The log on PostgreSQL: advisory locks, one function for an append, and a query for transactions
+//! that are still appending.
 
 use std::collections::BTreeSet;
 
@@ -15,10 +16,11 @@ use crate::sql::names::Names;
 const APPEND: &str = "SELECT outcome, place, positions FROM {log_append}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
      $12, $13, {stored}, $14, $15, $16, $17, $18, $19)";
 
-/// The last position first, and then who holds the lock that every append takes before it draws one: the subquery is about
-/// what was read of the sequence, so it runs after it. The rest is as the statement's snapshot has it, which is older than
-/// both. Which run of the server it was is told by its own processes: after the crash of one backend all of them are new,
-/// while the server itself goes on.
+/// Reads the last drawn position first, then the holders of the lock that every append acquires
+/// before it draws a position: the subquery refers to the value read from the sequence, so it runs
+/// after that read. The other columns come from the statement's snapshot, which is older than both.
+/// The pids of the server's own processes identify its run: after the crash of one backend all of
+/// them are new, while the postmaster continues.
 const LOOK: &str = "WITH drawn AS MATERIALIZED (\
          SELECT CASE WHEN s.is_called THEN s.last_value ELSE 0 END AS last FROM {log_seq} s) \
      SELECT d.last, ARRAY(\
@@ -42,9 +44,10 @@ impl LogDialect for Postgres {
     const PURGE_TAGS: &'static str = "DELETE FROM {log_tags} t USING (\
              SELECT l.position, u.tag FROM {log} l CROSS JOIN unnest(l.tags) u(tag) WHERE l.position {in ints $1}) x \
          WHERE t.tag = x.tag AND t.position = x.position";
-    // A pair moves over everything that is decided, so one that has not moved over a hole waits for a transaction that may have drawn that
-    // position: the transactions with the lock that every append takes, as in `LOOK`. A prepared one has no
-    // backend any more, and is known by the lock on its number.
+    // A subscription moves over all final positions. One that has not moved over a gap waits for a
+    // transaction that may have drawn that position: a holder of the lock that every append
+    // acquires, as in `LOOK`. A prepared transaction has no backend any more; the lock on its
+    // transaction id identifies it.
     const WAITING_PAIRS: Option<&'static str> = Some(
         "SELECT e.topic, e.publisher, {int o.pid}, o.since, o.gid, o.who, o.application \
          FROM {progress} e CROSS JOIN (\
@@ -62,14 +65,14 @@ impl LogDialect for Postgres {
          ORDER BY e.topic, e.publisher",
     );
 
-    // On a distributed database positions are committed in their order.
+    // On a distributed database positions are committed in order.
     fn waiting_pairs(names: &Names) -> Option<&'static str> {
         Self::WAITING_PAIRS.filter(|_| !names.product.is_distributed())
     }
 
     async fn append(sql: &dyn Render, conn: &mut PgConnection, append: &Append<'_>) -> Result<Outcome> {
         let rows = Self::fetch(conn, sql.render(APPEND), append_values(append)).await?;
-        let row = rows.first().ok_or_else(|| Error::Store("the append gave no answer".to_owned()))?;
+        let row = rows.first().ok_or_else(|| Error::Store("the append returned no row".to_owned()))?;
         let place = Position::new(row.try_get::<Option<i64>, _>(1)?.unwrap_or_default());
         Ok(match row.try_get(0)? {
             "new" => {
@@ -81,7 +84,7 @@ impl LogDialect for Postgres {
             "isolation" => Outcome::Isolated,
             "beyond" => append.beyond(place).unwrap_or(Outcome::Conflict(place)),
             other => {
-                return Err(Error::Store(format!("the append answered {other:?}: is the schema newer?")));
+                return Err(Error::Store(format!("the append returned {other:?}: is the schema newer?")));
             }
         })
     }
@@ -112,10 +115,12 @@ impl LogDialect for Postgres {
             return Ok(());
         }
         let rows = Self::fetch(conn, sql.render(LOOK), vec![Value::Int(frontier.safe.get())]).await?;
-        let row = rows.first().ok_or_else(|| Error::Store("the log's sequence is empty".to_owned()))?;
+        let row =
+            rows.first().ok_or_else(|| Error::Store("the log's sequence returned no row".to_owned()))?;
         let cache: Option<i64> = row.try_get(5)?;
         if cache.is_some_and(|cache| cache > 1) {
-            let what = "the log's sequence has a CACHE, so that a smaller position may be drawn after a greater one: ";
+            let what =
+                "the log's sequence has a CACHE, so that a lower position may be drawn after a higher one: ";
             return Err(Error::Setting(format!(
                 "{what}run ALTER SEQUENCE {} CACHE 1",
                 sql.render("{log_seq}").text
@@ -141,7 +146,7 @@ fn tags(row: &PgRow) -> Result<Vec<Tag>, String> {
     Ok(tags.into_iter().map(Tag::from_stored).collect())
 }
 
-/// The arguments of the function: the events column by column, the locks, the conditions.
+/// Arguments of the append function: the events column by column, the locks, the conditions.
 fn append_values(append: &Append<'_>) -> Vec<Value> {
     let mut lists: Vec<Value> = empty_lists();
     for event in append.events {
@@ -168,7 +173,7 @@ fn append_values(append: &Append<'_>) -> Vec<Value> {
     lists
 }
 
-/// A list for each of an event's values.
+/// One empty list per value of an event.
 fn empty_lists() -> Vec<Value> {
     (0..rows::VALUES)
         .map(|n| match n {
@@ -183,8 +188,8 @@ fn texts(texts: impl IntoIterator<Item = String>) -> Value {
     Value::Texts(texts.into_iter().map(Some).collect())
 }
 
-/// The names of the locks that an alternative needs alone, so that whoever appends an event that fits it waits: its first
-/// tag, or its types if it has no tags, or the whole log.
+/// Names of the locks that an alternative needs exclusively, so that appends of matching events
+/// wait: its first tag, or its types if it has no tags, or the whole log.
 fn alone(item: &Item) -> Vec<String> {
     match (item.tags.first(), &item.types[..]) {
         (Some(tag), _) => vec![format!("t{tag}")],
@@ -193,7 +198,7 @@ fn alone(item: &Item) -> Vec<String> {
     }
 }
 
-/// An array inside of an array, which must be written out: not all have the same length.
+/// A nested array as text, because the inner arrays differ in length.
 fn array(texts: &[&str]) -> String {
     let mut array = "{".to_owned();
     for (n, text) in texts.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The log's rows, in and out.
+//! Encoding and decoding of the log's rows.
 
 use std::collections::BTreeSet;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
@@ -9,10 +9,10 @@ use crate::log::Tag;
 use crate::sql::dialect::Value;
 use crate::sql::statements::row_values;
 
-/// How many values an event has.
+/// Number of values of an event.
 pub(super) const VALUES: usize = 13;
 
-/// The columns of [`values`].
+/// Columns of [`values`].
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 const COLUMNS: [&str; VALUES] = [
     "event_id",
@@ -30,13 +30,13 @@ const COLUMNS: [&str; VALUES] = [
     "occurred_at",
 ];
 
-/// The tags of an event, each once.
+/// Tags of an event without duplicates.
 pub(super) fn tags(event: &Event) -> Vec<&str> {
     let mut seen = BTreeSet::new();
     event.tags().iter().map(Tag::as_str).filter(|tag| seen.insert(*tag)).collect()
 }
 
-/// The values of an event; `list` writes its tags.
+/// Values of an event; `list` encodes its tags.
 pub(super) fn values(event: &Event, list: impl FnOnce(&[&str]) -> String) -> [Value; VALUES] {
     let [id, event_type, aggregate_type, aggregate_id, tenant, key, correlation, _, rest @ ..] =
         row_values(event);
@@ -59,14 +59,14 @@ pub(super) fn values(event: &Event, list: impl FnOnce(&[&str]) -> String) -> [Va
     ]
 }
 
-/// A list of tags where they are JSON.
+/// A list of tags as JSON.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(super) fn json(tags: &[&str]) -> String {
     serde_json::to_string(tags).unwrap_or_else(|_| "[]".to_owned())
 }
 
-/// `INSERT … VALUES` for these events, from this position on if the database does not count them itself. Names only the
-/// columns that some event has something for.
+/// `INSERT … VALUES` for these events, from position `first` on if the database does not assign
+/// positions itself. Names only the columns for which an event has a value.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(super) fn insert(events: &[Event], first: Option<i64>) -> (String, Vec<Value>) {
     let all: Vec<[Value; VALUES]> = events.iter().map(|event| values(event, json)).collect();
@@ -95,8 +95,9 @@ pub(super) fn insert(events: &[Event], first: Option<i64>) -> (String, Vec<Value
     (text, values)
 }
 
-/// The implementation of [`LogDialect::stored`](super::LogDialect::stored), the same text for three sets of types. `$tags`
-/// makes tags of a row's third column. Unchecked: the columns have our types, and there may be millions of rows.
+/// Implements [`LogDialect::stored`](super::LogDialect::stored), the same text for three sets of
+/// types. `$tags` decodes a row's third column. Column types are not checked: the schema sets them,
+/// and there may be millions of rows.
 macro_rules! stored {
     ($tags:path, check_json: $check_json:expr) => {
         fn stored(row: &Self::Row) -> Result<$crate::log::StoredLogEvent, sqlx::Error> {
@@ -145,7 +146,7 @@ macro_rules! stored {
 }
 pub(super) use stored;
 
-/// Tags from a JSON array.
+/// Decodes tags from a JSON array.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(super) fn tags_from_json(text: &str) -> Result<Vec<Tag>, String> {
     if text == "[]" {

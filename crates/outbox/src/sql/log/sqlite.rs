@@ -1,4 +1,4 @@
-//! The log on SQLite: one writer, so that the order of the rows is the order of their commits.
+//! The log on SQLite: one writer at a time, so rows are committed in their order.
 
 use sqlx::Row as _;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
@@ -10,15 +10,15 @@ use crate::event::Event;
 use crate::log::{Item, Position, Tag, Watermark};
 use crate::sql::dialect::{Dialect as _, Render};
 
-/// How many events go into one INSERT: below the 32,766 placeholders that SQLite allows.
+/// Maximum number of events in one INSERT: below SQLite's limit of 32,766 placeholders.
 const CHUNK: usize = 500;
 
 impl LogDialect for Sqlite {
     const READS_APART: bool = true;
-    // What is deleted was there too.
     const PURGE_TAGS: &'static str = "DELETE FROM {log_tags} WHERE (tag, position) IN (\
              SELECT CASE WHEN instr(j.value, '=') = 0 THEN j.value || '=' ELSE j.value END, l.position \
              FROM {log} l JOIN json_each(l.tags) j WHERE l.position {in ints $1})";
+    // The highest position ever assigned, that of deleted rows included.
     const HEAD: &'static str =
         "SELECT seq FROM sqlite_sequence WHERE name = trim('{log}', '\"') COLLATE NOCASE";
 
@@ -39,7 +39,7 @@ impl LogDialect for Sqlite {
         if append.events.len() <= CHUNK {
             return Ok(Outcome::New(write(sql, conn, append.events).await?));
         }
-        // The caller's transaction may go on after an error: with all of it or with none of it.
+        // The caller's transaction may continue after an error, so the append is all or nothing.
         Self::script(conn, "SAVEPOINT outbox_log_append".to_owned()).await?;
         let written = write(sql, conn, append.events).await;
         if written.is_err() {
@@ -77,7 +77,7 @@ async fn write(sql: &dyn Render, conn: &mut SqliteConnection, events: &[Event]) 
             positions.push(Position::new(row.try_get(0)?));
         }
     }
-    // Numbers rise, whatever order they are returned in.
+    // Positions rise; RETURNING guarantees no order.
     positions.sort_unstable();
     Ok(positions)
 }

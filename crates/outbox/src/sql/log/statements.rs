@@ -1,4 +1,4 @@
-//! The SQL of the log that all databases share.
+//! SQL of the log that all databases share.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::Range;
 use crate::log::{Item, Position};
 use crate::sql::dialect::{Dialect, Value};
 
-/// What is read of every row, in the order that [`rows::row`](super::rows) expects.
+/// Columns to read, in the order that [`rows::row`](super::rows) expects.
 const COLUMNS: &str = "l.position, l.event_id, l.tags, l.event_type, l.aggregate_type, l.aggregate_id, l.tenant_id, \
      l.ordering_key, l.correlation_id, {bounded json l.headers}, {bounded json l.payload}, {bounded bytes l.payload_bytes}, l.content_type, l.occurred_at, \
      l.created_at";
@@ -20,8 +20,9 @@ pub(super) const NOTE_UNREADABLE: &str =
 pub(super) const DECIDED: &str = "SELECT epoch FROM {leases} WHERE name = $1";
 pub(super) const NOTE_DECIDED: &str = "UPDATE {leases} SET epoch = $2 WHERE name = $1";
 
-/// The first events of the log that every pair has passed, as far as they are old enough: of the first so many only, because
-/// times rise with positions and a log without old events would be read to its end. The last event is not among them.
+/// Old events at the start of the log that every subscription has passed. Checks only the first
+/// `limit` events: times rise with positions, and a log without old events would otherwise be read
+/// to its end. Never includes the last event.
 pub(super) fn purgeable(limit: usize) -> String {
     format!(
         "SELECT f.position FROM (SELECT l.position, l.created_at FROM {{log}} l \
@@ -34,17 +35,18 @@ pub(super) fn purgeable(limit: usize) -> String {
 pub(super) const PURGE: &str =
     "DELETE {from listed log position ints $1} {where listed log position ints $1}";
 
-/// The position that a query of one number found; the start if there was none.
+/// Position that a query of one number returned; the start if it returned none.
 pub(super) fn position<DB: Dialect>(rows: &[DB::Row]) -> Result<Position, sqlx::Error> {
     let number = rows.first().map(|row| DB::int(row, 0)).transpose()?.flatten();
     Ok(Position::new(number.unwrap_or_default()))
 }
 
-/// Events that fit one of these alternatives, by position. `current` is added to each part.
+/// Query for events that match one of these alternatives, by position. `current` is added to each
+/// part.
 pub(super) fn read(items: &[Item], range: Range, current: &str) -> (String, Vec<Value>) {
     let limit = range.limit;
     let mut values = Vec::new();
-    // What wants nothing gets everything, whatever the others want.
+    // An alternative without conditions matches all events, whatever the other alternatives are.
     let items = match items.iter().find(|item| item.types.is_empty() && item.tags.is_empty()) {
         Some(all) => vec![all.clone()],
         None => items.iter().flat_map(one_type_each).collect(),
@@ -71,7 +73,7 @@ pub(super) fn read(items: &[Item], range: Range, current: &str) -> (String, Vec<
     (text, values)
 }
 
-/// Whether an event after this position fits an alternative.
+/// Query for whether an event after this position matches an alternative.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(super) fn find(item: &Item, after: Position, current: &str) -> (String, Vec<Value>) {
     let mut values = Vec::new();
@@ -79,7 +81,8 @@ pub(super) fn find(item: &Item, after: Position, current: &str) -> (String, Vec<
     (format!("SELECT 1 {from} LIMIT 1 {current}"), values)
 }
 
-/// By types alone, one at a time: only so does the index give the rows by position.
+/// Splits an alternative without tags into one per type: only then does the index return the rows
+/// by position.
 fn one_type_each(item: &Item) -> Vec<Item> {
     if !item.tags.is_empty() {
         return vec![item.clone()];
@@ -87,12 +90,13 @@ fn one_type_each(item: &Item) -> Vec<Item> {
     item.types.iter().map(|one| Item { types: vec![one.clone()], tags: Vec::new() }).collect()
 }
 
-/// The column by which the rows of an alternative come in order from its index.
+/// Column by which the index returns the rows of an alternative in order.
 fn driver(item: &Item) -> &'static str {
     if item.tags.is_empty() { "l.position" } else { "t.position" }
 }
 
-/// The events `l` that fit an alternative: by the index of its first tag, the others looked up.
+/// FROM clause of the events `l` that match an alternative: by the index of its first tag, the
+/// other tags looked up.
 fn from(item: &Item, after: Position, upto: Option<Position>, values: &mut Vec<Value>) -> String {
     let mut add = |value: Value| {
         values.push(value);
