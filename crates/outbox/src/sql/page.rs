@@ -134,7 +134,7 @@ impl<DB: Database> SqlStore<DB> {
     pub(super) async fn read_page(&self, ask: &PageAsk) -> Result<Page> {
         if ask.limit == 0 || ask.look_at == 0 {
             return Err(Error::Setting(
-                "a page has at least one row, and looks at one: limit and look_at must be greater than 0"
+                "a page must scan and return at least one row: limit and look_at must be greater than 0"
                     .to_owned(),
             ));
         }

@@ -20,7 +20,7 @@ const SECRET: &str = "s3cr3t-canary";
 
 fn time() -> impl Strategy<Value = DateTime<Utc>> {
     (-62_000_000_000_i64..250_000_000_000, 0..1_000_000_u32)
-        .prop_map(|(second, micro)| DateTime::from_timestamp(second, micro * 1_000).expect("it is in range"))
+        .prop_map(|(second, micro)| DateTime::from_timestamp(second, micro * 1_000).expect("time in range"))
 }
 
 /// JSON, and texts similar to JSON.
@@ -230,8 +230,8 @@ proptest! {
 
     #[test]
     fn what_was_promised_is_kept_to_the_byte(event in event()) {
-        let text = Promise::text(&event).expect("an event can be promised");
-        let back = Promise::parse(&text).expect("what was promised is read").into_event().expect("and is an event");
+        let text = Promise::text(&event).expect("an event can be a follow-up");
+        let back = Promise::parse(&text).expect("a follow-up is parsed").into_event().expect("a follow-up is an event");
         prop_assert_eq!(back.raw_payload(), event.raw_payload());
         prop_assert_eq!(back.headers(), event.headers());
         prop_assert_eq!(back.due(), event.due());
@@ -244,7 +244,7 @@ proptest! {
     /// A follow-up that was damaged in its column is an error or another event: never a panic.
     #[test]
     fn a_damaged_promise_does_not_panic(event in event(), at in any::<prop::sample::Index>(), with in any::<char>()) {
-        let mut text: Vec<char> = Promise::text(&event).expect("an event can be promised").chars().collect();
+        let mut text: Vec<char> = Promise::text(&event).expect("an event can be a follow-up").chars().collect();
         let at = at.index(text.len());
         text[at] = with;
         let text: String = text.into_iter().collect();

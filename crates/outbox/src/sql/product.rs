@@ -94,8 +94,8 @@ fn names_tidb(version: &str) -> bool {
     version.to_ascii_lowercase().split('-').any(|part| part == "tidb")
 }
 
-/// Whether a version is one of CockroachDB, `CockroachDB CCL v25.2.1 (x86_64-pc-linux-gnu, …)`, or of
-/// YugabyteDB, `PostgreSQL 15.2-YB-2.25.1.0-b0 on x86_64-pc-linux-gnu, …`.
+/// Whether a version is one of CockroachDB, `CockroachDB CCL v25.2.1 (x86_64-pc-linux-gnu, …)`, or
+/// of YugabyteDB, `PostgreSQL 15.2-YB-2.25.1.0-b0 on x86_64-pc-linux-gnu, …`.
 #[cfg(feature = "postgres")]
 fn names_distributed(version: &str) -> bool {
     let version = version.to_ascii_lowercase();

@@ -79,7 +79,7 @@ impl Promise {
             Some(content_type) => {
                 let data = BASE64
                     .decode(self.payload)
-                    .map_err(|_| Error::Store("what follows a join is not base64".to_owned()))?;
+                    .map_err(|_| Error::Store("payload of a follow-up is not base64".to_owned()))?;
                 Payload::Bytes { content_type, data }
             }
         };
@@ -125,7 +125,7 @@ impl Promise {
 
     pub(super) fn parse(text: &str) -> Result<Self> {
         serde_json::from_str(text)
-            .map_err(|e| Error::Store(format!("what follows a join cannot be read: {e}")))
+            .map_err(|e| Error::Store(format!("the follow-up of a join cannot be parsed: {e}")))
     }
 }
 

@@ -132,7 +132,8 @@ impl Dialect for Sqlite {
                      AND abs(julianday(x.{column}) - julianday({at})) < 0.000000024), {at})"
                 )
             }
-            // Unlike `length` of a text, `octet_length` reads the header of the record and not the value.
+            // Unlike `length` of a text, `octet_length` reads the header of the record and not the
+            // value.
             ("bytes", x) => format!("octet_length({x})"),
             ("aggregate", _) => "COALESCE(aggregate_type, '__GLOBAL__') || '/' || aggregate_id".to_owned(),
             ("size", _) => "COALESCE(octet_length(e.payload), octet_length(e.payload_bytes))".to_owned(),
@@ -461,7 +462,7 @@ mod tests {
         for which in [Which::Plain, Which::All] {
             let done = [Completion::Keep, Completion::Delete].map(|c| Sqlite::settle_done(c, &by, which));
             let Noting::First(note) = Sqlite::note_attempts(&by, which) else {
-                panic!("it takes two statements")
+                panic!("SQLite needs two statements")
             };
             let rest = [Sqlite::settle_rest(&by, which), note];
             for statement in done.into_iter().chain(rest) {
@@ -485,7 +486,7 @@ mod tests {
                         );
                         assert!(
                             !looking.any(|step| step.contains("TEMP B-TREE")),
-                            "nothing is sorted: {plan:#?}"
+                            "the plan sorts: {plan:#?}"
                         );
                     }
                 }

@@ -47,7 +47,8 @@ pub struct SqlStore<DB: Database> {
     name: String,
     /// Group leases that this process holds.
     pub(super) batches: Batches,
-    /// The latest `done_at` that the last full batch of a purge deleted; `None` to begin with the oldest.
+    /// The latest `done_at` that the last full batch of a purge deleted; `None` to begin with the
+    /// oldest.
     purged_until: Mutex<Option<DateTime<Utc>>>,
     /// Options to connect to the server itself, past a pooler.
     direct: Option<Options<DB>>,
@@ -121,7 +122,7 @@ impl<DB: Database> SqlStore<DB> {
         if let Some(direct) = &direct {
             // A server that cannot be reached now may be reachable when the relay starts to listen.
             if let Ok(true) = DB::are_shared(direct).await {
-                let reason = "direct_url leads to a pooler: name the PostgreSQL server itself";
+                let reason = "direct_url points to a pooler: set it to the PostgreSQL server itself";
                 return Err(Error::Setting(reason.to_owned()));
             }
         }
@@ -375,7 +376,7 @@ impl<DB: Database> SqlStore<DB> {
     async fn lead_by_row(&self, name: &Value, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
         let mut tx = begin_on(&self.pools.relay).await?;
         let rows = DB::fetch(&mut tx, self.sql.render(sql::SEE_LEASE), vec![name.clone()]).await?;
-        let row = rows.first().ok_or_else(|| Error::Store("the row of the lease was deleted meanwhile".to_owned()))?;
+        let row = rows.first().ok_or_else(|| Error::Store("the row of the lease is missing".to_owned()))?;
         let now = DB::time(row, 3)?.unwrap_or_default();
         let (current, epoch) = (DB::text(row, 0)?, DB::int(row, 1)?.unwrap_or_default());
         let until = DB::time(row, 2)?;
