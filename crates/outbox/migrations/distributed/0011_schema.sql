@@ -1,10 +1,10 @@
--- The tables for distributed databases that speak PostgreSQL's protocol: CockroachDB and YugabyteDB.
+-- The tables for distributed databases with the protocol of PostgreSQL: CockroachDB and YugabyteDB.
 -- They have the same columns and indexes as on PostgreSQL, but no advisory locks, no notifications
--- and no order that rests on a sequence. docs/guide/distributed.md names the differences.
+-- and no order that depends on a sequence. docs/guide/distributed.md lists the differences.
 CREATE TABLE IF NOT EXISTS {events} (
     event_id       varchar(36) NOT NULL DEFAULT gen_random_uuid()::text,
-    -- Sequences of distributed databases hand out numbers in blocks, so that a greater number does
-    -- not mean a later row. The trigger below sees to it that it does among the events of a key.
+    -- Sequences of distributed databases assign numbers in blocks, so that a greater number does
+    -- not mean a later row. The trigger below ensures this order among the events of a key.
     seq            bigint GENERATED ALWAYS AS IDENTITY,
     event_type     varchar(255) NOT NULL CHECK (event_type <> ''),
     aggregate_type varchar(64) DEFAULT '__GLOBAL__',
@@ -55,17 +55,17 @@ CREATE TABLE IF NOT EXISTS {leases} (
     held_until timestamptz
 );
 
--- A writer of an event with an ordering key locks the row of the key's slot until its transaction
--- ends. `last` is the greatest number of an event of the slot. The row of slot -1 is there while rows
--- with an aggregate and no ordering key get the aggregate as their key.
+-- A writer of an event with an ordering key locks the row of the slot of the key until the end of
+-- its transaction. `last` is the greatest number of an event of the slot. The row of slot -1 exists
+-- while rows with an aggregate and no ordering key get the aggregate as their key.
 CREATE TABLE IF NOT EXISTS {key_slots} (
     slot integer PRIMARY KEY,
     last bigint NOT NULL
 );
 INSERT INTO {key_slots} (slot, last) SELECT n, 0 FROM generate_series(0, 4095) n ON CONFLICT (slot) DO NOTHING;
 
--- Draws numbers until one is greater than those of the earlier events of the slot: as many as a
--- session has in its block at most. Writers need USAGE on the sequence for it.
+-- Draws numbers until one is greater than those of the earlier events of the slot: at most as many
+-- as the session has in its block. Writers need USAGE on the sequence.
 DROP TRIGGER IF EXISTS {events_order} ON {events};
 CREATE OR REPLACE FUNCTION {order_key}() RETURNS trigger LANGUAGE plpgsql AS $body$
 DECLARE
@@ -166,8 +166,8 @@ CREATE TABLE IF NOT EXISTS {log_tags} (
     PRIMARY KEY (tag, position)
 );
 
--- The last position. An append locks the row until its transaction ends, so positions become visible
--- in their order and without a gap.
+-- The last position. An append locks the row until the end of its transaction, so positions become
+-- visible in their order and without a gap.
 CREATE TABLE IF NOT EXISTS {log_head} (
     id       integer PRIMARY KEY CHECK (id = 1),
     position bigint NOT NULL
@@ -255,8 +255,8 @@ BEGIN
     outcome := 'new';
 END $body$;
 
--- Rows of other languages: draws the position and writes the tags. A position that a row brings along
--- must have been drawn.
+-- For rows from writers in other languages: draws the position and writes the tags. A position that
+-- is set by the writer must have been drawn.
 DROP TRIGGER IF EXISTS {events_log_insert} ON {log};
 CREATE OR REPLACE FUNCTION {log_insert}() RETURNS trigger LANGUAGE plpgsql AS $body$
 DECLARE
@@ -327,7 +327,7 @@ CREATE TABLE IF NOT EXISTS {audits} (
     affected bigint
 );
 
--- Stays empty: relays lease events one by one. Statements that PostgreSQL shares read it.
+-- Stays empty: relays lease events one by one. Statements that are shared with PostgreSQL read it.
 CREATE TABLE IF NOT EXISTS {batches} (
     batch_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     owner      varchar(128) NOT NULL,

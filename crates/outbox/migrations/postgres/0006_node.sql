@@ -6,10 +6,10 @@ CREATE TABLE IF NOT EXISTS {nodes} (
     state      text NOT NULL
 ) WITH (fillfactor = 50);
 
--- Wakes up a sleeping relay. NOTIFY in every commit would serialize all commits, so it is sent only
--- while a relay sleeps: then the relay holds a lock that this function cannot share. An INSERT
--- while all relays are awake holds a share of the lock until the end of its transaction, and no
--- relay goes to sleep before that. The number of the lock is derived from the table's name.
+-- Notifies a waiting relay. NOTIFY in every commit would serialize all commits, so it is sent only
+-- while a relay waits for it: then the relay holds a lock that this function cannot share. An
+-- INSERT while no relay waits holds a share of the lock until the end of its transaction, and no
+-- relay starts to wait before that. The number of the lock is derived from the name of the table.
 CREATE OR REPLACE FUNCTION {call}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('outbox_due_' || TG_RELID, '');

@@ -1,4 +1,4 @@
-//! What a dashboard shows first. Everything is counted along an index, and only so far.
+//! The overview of a dashboard. Everything is counted by an index, up to a limit.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -13,13 +13,14 @@ use crate::store::{
     Overview, StatusGroup, Store as _, TypeCount, UnroutedEvents, UnroutedType, takers,
 };
 
-/// Counting of what waits behind a dead event stops here.
+/// Limit of the count of events behind a dead event.
 const MOST_BEHIND: u64 = 1_000;
 
-/// How many keys are asked about at once.
+/// How many keys one statement counts.
 const KEYS_AT_ONCE: usize = 20;
 
-/// The first pending rows on one side of now: how many, how many of them retry, how many are held.
+/// Counts the first pending rows on one side of now: all, those that retry, and those that are
+/// held.
 fn pending(is_due: &str, limit: u64) -> String {
     format!(
         "(SELECT count(*) AS n, count(CASE WHEN w.status = 2 THEN 1 END) AS retries, \
@@ -76,7 +77,7 @@ impl<DB: Database> SqlStore<DB> {
         let reading = Reading::of::<DB>(shelf);
         let own = reading.own;
         let columns = format!("e.event_type, e.created_at, CASE WHEN {own} THEN 1 ELSE 0 END AS hit");
-        // One row more, to know whether there is one.
+        // One row more, to know whether there are more.
         let window = reading.window(&columns, "", "", look_at + 1);
         let text = format!(
             "SELECT v.event_type, count(CASE WHEN v.n <= {look_at} AND v.hit = 1 THEN 1 END), \
@@ -106,7 +107,7 @@ impl<DB: Database> SqlStore<DB> {
         }
         let look_at = look_at.min(MAX_SCAN);
         let columns = "e.event_type, e.aggregate_type, e.created_at";
-        // One row more, to know whether there is one.
+        // One row more, to know whether there are more.
         let window = Reading::of::<DB>(StatusGroup::Pending).window(columns, "", "", look_at + 1);
         let text = format!(
             "SELECT v.event_type, v.aggregate_type, count(CASE WHEN v.n <= {look_at} THEN 1 END), \
@@ -166,13 +167,14 @@ impl<DB: Database> SqlStore<DB> {
         blocked.truncate(limit);
         let mut rows = self.rows_by_id(blocked.iter().map(|(_, id, _)| id.as_str())).await?;
         let keys = blocked.into_iter().filter_map(|(key, id, behind)| {
-            // Somebody may have replayed it since.
+            // The event may have been replayed since.
             Some(BlockedKey { key, head: rows.remove(&id)?, behind })
         });
         Ok(BlockedKeys { keys: keys.collect(), more })
     }
 
-    /// How many events are pending behind a place in their key. One search each, which ends: a key may be long.
+    /// Counts the pending events behind a place in their key. One search per key, with a limit,
+    /// because a key may have many events.
     async fn count_behind(&self, heads: &[(String, i64, String)]) -> Result<Vec<BoundedCount>> {
         let (mut text, mut values) = (String::new(), Vec::new());
         for (n, (key, seq, _)) in heads.iter().enumerate() {
@@ -199,7 +201,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(counts)
     }
 
-    /// Dead events by their ids.
+    /// Reads dead events by their ids.
     async fn rows_by_id<'a>(&self, ids: impl Iterator<Item = &'a str>) -> Result<HashMap<String, EventRow>> {
         let text =
             format!("SELECT {ROW} FROM {{events}} e WHERE e.event_id {{in texts $1}} AND e.status = 3");

@@ -1,7 +1,9 @@
-//! Events page by page, by the indexes that the relay needs anyway: reading costs writers nothing.
+//! Pages of events, read by the indexes that the relay needs anyway: reading adds no cost to
+//! writes.
 //!
-//! A page looks at so many rows of its shelf in the order of an index, and keeps those that match. All of that is one statement,
-//! and so one snapshot: where the next page goes on is exactly where this one has looked.
+//! A page scans a limited number of rows of its status group in the order of an index, and keeps
+//! those that match. All of that is one statement, and so one snapshot: the next page continues
+//! exactly where this one stopped.
 
 use super::dialect::{Database, Dialect, Value};
 use super::statements as sql;
@@ -10,25 +12,25 @@ use crate::error::{Error, Result};
 use crate::event::{EventId, GLOBAL};
 use crate::store::{Cursor, EventRow, Filter, MAX_SCAN, NodeId, Page, PageRequest, Status, StatusGroup};
 
-/// What is read of a row, in the order that [`SqlStore::event_row`] expects.
+/// Columns of a row, in the order that [`SqlStore::event_row`] expects.
 pub(super) const ROW: &str = "e.event_id, e.seq, e.event_type, e.aggregate_type, e.aggregate_id, e.tenant_id, \
      e.ordering_key, e.correlation_id, {int e.status}, {int e.attempts}, e.created_at, e.available_at, e.done_at, e.done_by, \
      substr(e.last_error, 1, 500), {holder}, {until}, {size}";
 
-/// How a shelf is read.
+/// How a status group is read.
 pub(super) struct Reading {
-    /// The rows that the index has.
+    /// Condition of the rows in the index.
     rows: String,
-    /// Those of them that belong to the shelf.
+    /// Condition of the rows that belong to the status group.
     pub(super) own: &'static str,
-    /// Which index.
+    /// Index hint.
     by: &'static str,
-    /// The time that it is in the order of. `None`: its order is that of the table.
+    /// The time that orders the index. `None`: the index is in the order of the table.
     time: Option<&'static str>,
 }
 
 impl Reading {
-    /// A whole shelf.
+    /// Reads a whole status group.
     pub(super) fn of<DB: Dialect>(shelf: StatusGroup) -> Self {
         let (rows, own, by, time) = match shelf {
             StatusGroup::Pending => ("{pending}", "{pending}", "{by events_due}", Some("available_at")),
@@ -42,7 +44,7 @@ impl Reading {
         Self { rows: rows.to_owned(), own, by, time }
     }
 
-    /// The part of a shelf that an index knows to hold all that a filter selects.
+    /// Reads the part of a status group in which an index finds all rows of a filter.
     fn for_filter<DB: Dialect>(shelf: StatusGroup, filter: &Filter, values: &mut Vec<Value>) -> Self {
         let whole = Self::of::<DB>(shelf);
         let unsettled = match shelf {
@@ -63,14 +65,14 @@ impl Reading {
         whole
     }
 
-    /// The numbers of the first rows: what the index alone can tell.
+    /// Numbers of the first rows, from the index alone.
     pub(super) fn numbers(&self, limit: u64) -> String {
         let Self { rows, by, .. } = self;
         let order = self.time.map_or("e.seq".to_owned(), |time| format!("e.{time}, e.seq"));
         format!("SELECT e.seq FROM {{events}} e {by} WHERE {rows} ORDER BY {order} LIMIT {limit}")
     }
 
-    /// The first rows, with these columns beside their ids and places.
+    /// The first rows, with these columns besides their ids and places.
     pub(super) fn window(&self, columns: &str, after: &str, down: &str, limit: usize) -> String {
         let Self { rows, by, .. } = self;
         let (place, order) = match self.time {
@@ -83,7 +85,7 @@ impl Reading {
         )
     }
 
-    /// Only what comes after this place.
+    /// Condition that a row comes after this place.
     fn after(&self, cursor: Option<Cursor>, newest_first: bool, values: &mut Vec<Value>) -> String {
         let Some(cursor) = cursor else { return String::new() };
         let beyond = if newest_first { '<' } else { '>' };
@@ -98,19 +100,20 @@ impl Reading {
     }
 }
 
-/// A filter without what does not count on a shelf.
+/// A filter without the fields that a page ignores.
 fn counting(filter: &Filter) -> Filter {
     Filter { status: None, pending: false, after_seq: None, upto_seq: None, ..filter.clone() }
 }
 
-/// Whether everything matches.
+/// Whether the filter matches every event.
 fn is_open(filter: &Filter) -> bool {
     counting(filter) == Filter::default()
 }
 
-/// The rows of a page and the last row that was looked at: its number among them, whether it matches, the row.
+/// Selects the rows of a page and the last row that was scanned: its number in the scan, whether it
+/// matches, the row.
 ///
-/// Found by narrow rows first: payloads, which may be large, are only touched for what is returned.
+/// Narrow rows are scanned first: payloads, which may be large, are only read for returned rows.
 pub(super) fn statement<DB: Dialect>(
     ask: &PageRequest,
     limit: usize,
@@ -137,18 +140,18 @@ impl<DB: Database> SqlStore<DB> {
     pub(super) async fn read_page(&self, ask: &PageRequest) -> Result<Page> {
         if ask.limit == 0 || ask.look_at == 0 {
             return Err(Error::Setting(
-                "a page has at least one row, and looks at one: limit and look_at must be greater than 0"
+                "a page must scan and return at least one row: limit and look_at must be greater than 0"
                     .to_owned(),
             ));
         }
         if ask.filter.id.is_some() && ask.after.is_some() {
-            // There was one, at most.
+            // At most one event has this id, and the previous page had it.
             return Ok(Page::default());
         }
         let limit = ask.limit.min(PageRequest::MOST);
         let mut look_at = ask.look_at.min(MAX_SCAN);
         if ask.shelf != StatusGroup::Done && is_open(&ask.filter) {
-            // All of them match. The index of what is done holds what is dead as well.
+            // All rows match. Not so in the index of done events, which has dead events as well.
             look_at = look_at.min(limit + 1);
         }
         let (text, values) = statement::<DB>(ask, limit, look_at);
@@ -174,7 +177,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(page)
     }
 
-    /// The columns of [`ROW`], from this one on.
+    /// Reads the columns of [`ROW`], starting at index `from`.
     pub(super) fn event_row(&self, row: &DB::Row, from: usize) -> Result<EventRow> {
         let text = |n: usize| DB::shown(row, from + n);
         let time = |n: usize| DB::time(row, from + n);

@@ -1,7 +1,7 @@
-//! The pairs of the log in SQL: where each stands, and who leads it.
+//! Subscriptions of the log in SQL: the position and the leader of each.
 //!
-//! A pair is one row, and everything that decides is in it: whoever leads, in which epoch, until when. Several rows are always
-//! locked in the order of their names, so that nobody waits in a circle.
+//! A subscription is one row with everything that decides: leader, epoch, end of the lease. Several
+//! rows are always locked in the order of their names, so that no two transactions deadlock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,22 +21,24 @@ use crate::log::{
 };
 use crate::store::{NodeId, short_error};
 
-/// What is read of a pair.
+/// Columns of a subscription.
 const PAIR: &str = "SELECT e.topic, e.publisher, e.status, e.last_position, {int e.error_count}, e.last_error, e.leader, \
     e.epoch, e.leader_until, e.updated_at, {now}";
 const PAIRS: &str = " FROM {progress} e ORDER BY e.topic, e.publisher";
 
-/// Those of a list that nobody leads, locked. One whose lease has run out may still think that it leads: the epoch tells.
+/// The subscriptions of a list that have no leader, locked. A leader whose lease ran out may still
+/// act as one: the epoch fences it.
 const FREE: &str = " FROM {paired $1} WHERE e.leader IS NULL OR e.leader_until IS NULL OR e.leader_until <= {now} \
     ORDER BY e.topic, e.publisher {lock listed}";
 const TAKE: &str = "leader = $1, epoch = e.epoch + 1, leader_until = {later $2}";
 
-/// A pause stays. The old position is compared with what the leader knows, not with the row: MySQL does not promise in which
-/// order it assigns.
+/// A pause stays. The old position is compared with the one that the leader knows, not with the
+/// row: MySQL does not define the order of assignments.
 const MOVE: &str = "last_position = s.new_position, error_count = s.new_errors, last_error = s.new_error, \
     status = CASE WHEN e.status IN ('ACTIVE', 'FAILED') AND s.new_status <> 'PAUSED' THEN s.new_status ELSE e.status END, \
     updated_at = CASE WHEN s.old_position <> s.new_position THEN {now} ELSE e.updated_at END";
-/// Also if it is there already: then the answer to the same move was lost. Within an epoch nobody but the leader moves it.
+/// Also if the row has the new position already: then the answer to the same move was lost. Within
+/// an epoch only the leader moves the position.
 const MOVABLE: &str =
     "e.leader = $1 AND e.epoch = s.of_epoch AND e.last_position IN (s.old_position, s.new_position)";
 const MOVED: &str = "SELECT e.topic, e.publisher FROM {paired $2} \
@@ -44,7 +46,7 @@ const MOVED: &str = "SELECT e.topic, e.publisher FROM {paired $2} \
 
 const LET_GO: &str = "leader = NULL, leader_until = NULL";
 
-/// Not one whose time is over: somebody else may be about to take it.
+/// Not a subscription whose lease ran out: another node may be about to claim it.
 const RENEW: &str = "UPDATE {progress} AS e SET leader_until = {later $2} WHERE ";
 const LED: &str = "e.leader = $1 AND e.leader_until > {now}";
 
@@ -52,31 +54,32 @@ const RESET: &str = "UPDATE {progress} AS e SET last_position = $3, epoch = e.ep
     error_count = 0, last_error = NULL, status = CASE WHEN e.status = 'FAILED' THEN 'ACTIVE' ELSE e.status END, \
     updated_at = {now} WHERE e.topic = $1 AND e.publisher = $2";
 
-/// The nodes that publish, and until when each is known to be alive.
+/// Nodes that publish, and the end of the lease of each.
 const NODES: &str = "SELECT l.name, l.holder, l.held_until, {now} FROM {leases} l \
     WHERE l.name LIKE 'log node %' AND l.held_until IS NOT NULL ORDER BY l.name";
 const BURY: &str = "DELETE {from listed leases name texts $1} {where listed leases name texts $1} \
     AND held_until < {earlier $2}";
 const FORGET: &str = "DELETE FROM {leases} WHERE name = $1";
 
-/// So many times its lease after a node was last heard of, its row is deleted.
+/// The row of a node is deleted this many leases after the end of its last one.
 const LONG_DEAD: u32 = 10;
 
-/// The lease by which a node says that it is alive.
+/// Name of the lease that shows that a node is alive.
 fn heartbeat(node: &NodeId) -> Value {
     Value::text(format!("log node {node}"))
 }
 
-/// Nodes that publish, by what their heartbeats say.
+/// Nodes that publish, by their heartbeats.
 #[derive(Default)]
 struct Nodes {
     living: Vec<NodeId>,
-    /// The names of the leases of those that were not heard of for long.
+    /// Names of the leases of nodes that have been silent for long.
     dead: Vec<Option<String>>,
 }
 
 impl Nodes {
-    /// Adds a node, by the name of its lease, its holder, until when it is held, and what time it is.
+    /// Adds a node: the name of its lease, the holder, and the end of the lease with the current
+    /// time.
     fn add(
         &mut self,
         ttl: Duration,
@@ -93,7 +96,7 @@ impl Nodes {
     }
 }
 
-/// A pair of a list, and what is to become of it. The names are those of the slot `{pairs}`.
+/// A subscription of a list, with its new values. The names are those of the slot `{pairs}`.
 #[derive(Default, Serialize)]
 struct Listed<'a> {
     of_topic: &'a str,
@@ -113,7 +116,7 @@ impl<'a> Listed<'a> {
     }
 }
 
-/// A list as a value: each pair once, in order.
+/// A list as a value: each subscription once, in order.
 fn list<'a>(rows: impl Iterator<Item = Listed<'a>>) -> Value {
     let rows: BTreeMap<(&str, &str), Listed<'a>> =
         rows.map(|row| ((row.of_topic, row.of_publisher), row)).collect();
@@ -159,7 +162,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(taken)
     }
 
-    /// Says that a node is alive. Its row is there nearly always.
+    /// Renews the heartbeat of a node. The row nearly always exists.
     async fn beat(&self, node: &NodeId, ttl: Duration) -> Result<()> {
         let (name, us) = (heartbeat(node), Value::text(node.as_str()));
         if self.run(sql::KEEP_LEASE, vec![name.clone(), us.clone(), Value::micros(ttl)]).await? == 0 {
@@ -169,7 +172,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(())
     }
 
-    /// The nodes that are alive. Buries those that were long ago.
+    /// Returns the nodes that are alive. Deletes the rows of nodes that have been silent for long.
     async fn living(&self, ttl: Duration) -> Result<Vec<NodeId>> {
         let mut nodes = Nodes::default();
         for row in self.fetch(NODES, Vec::new()).await? {
@@ -182,7 +185,7 @@ impl<DB: Database> SqlStore<DB> {
 
     async fn bury(&self, ttl: Duration, dead: Vec<Option<String>>) -> Result<()> {
         if !dead.is_empty() {
-            // Asked again: it may just have come back.
+            // The statement checks the time again: the node may just have come back.
             let long = ttl.saturating_mul(LONG_DEAD);
             self.run(BURY, vec![Value::Texts(dead), Value::micros(long)]).await?;
         }
@@ -201,7 +204,7 @@ impl<DB: Database> SqlStore<DB> {
             }
         }
         pairs.sort_by(|a, b| a.id.cmp(&b.id));
-        // Its own row is read as it was before: not there yet, or out of date.
+        // The statement reads the own row as it was before: missing or out of date.
         nodes.living.retain(|other| other != node);
         nodes.living.push(node.clone());
         nodes.living.sort_by(|a, b| a.as_str().cmp(b.as_str()));
@@ -259,7 +262,7 @@ impl<DB: Database> SubscriptionStore for SqlStore<DB> {
             old_position: m.from.get(),
             new_position: m.to.get(),
             new_status: m.status.as_str(),
-            // As many as the column holds.
+            // The maximum of the column.
             new_errors: m.error_count.min(i32::MAX.unsigned_abs()),
             new_error: m.last_error.as_deref().map(short_error),
             ..Listed::of(&m.pair)
@@ -269,7 +272,7 @@ impl<DB: Database> SubscriptionStore for SqlStore<DB> {
         if moved == moves.len() as u64 {
             return Ok(moves.iter().map(|m| m.pair.clone()).collect());
         }
-        // Not all of them: looked up, because not every database says which.
+        // Some did not move. They are looked up, because not every database reports which.
         let rows = self.fetch(MOVED, values).await?;
         let names = |row| Ok::<_, sqlx::Error>(DB::text(row, 0)?.zip(DB::text(row, 1)?));
         let moved = rows.iter().map(names).collect::<Result<Vec<_>, _>>()?;

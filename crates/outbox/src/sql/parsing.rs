@@ -1,6 +1,7 @@
-//! What is read from a column or a setting may be anything: nothing of it panics, and no error shows a secret.
+//! Property tests of parsers: a column or a setting may hold any text, and none makes a parser
+//! panic or puts a secret into an error.
 //!
-//! `PROPTEST_CASES` says how many texts each test tries.
+//! `PROPTEST_CASES` sets how many texts each test tries.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +20,10 @@ const SECRET: &str = "s3cr3t-canary";
 
 fn time() -> impl Strategy<Value = DateTime<Utc>> {
     (-62_000_000_000_i64..250_000_000_000, 0..1_000_000_u32)
-        .prop_map(|(second, micro)| DateTime::from_timestamp(second, micro * 1_000).expect("it is in range"))
+        .prop_map(|(second, micro)| DateTime::from_timestamp(second, micro * 1_000).expect("time in range"))
 }
 
-/// JSON, and what looks like it.
+/// JSON, and texts similar to JSON.
 fn like_json() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         Just("null".to_owned()),
@@ -77,7 +78,7 @@ fn columns() -> impl Strategy<Value = Columns> {
         })
 }
 
-/// A time such as a writer may store it.
+/// A time as a writer may store it.
 fn stamp() -> impl Strategy<Value = Stamp> {
     prop_oneof![
         time().prop_map(Stamp::At),
@@ -88,7 +89,7 @@ fn stamp() -> impl Strategy<Value = Stamp> {
     ]
 }
 
-/// An event such as a builder allows.
+/// An event as a builder allows it.
 fn event() -> impl Strategy<Value = Event> {
     let name = || "[a-zA-Z][a-zA-Z0-9._-]{0,20}";
     let text = || proptest::option::of("[^\0]{1,20}");
@@ -134,7 +135,7 @@ fn event() -> impl Strategy<Value = Event> {
         })
 }
 
-/// Addresses with a password in them, most of them broken in some way.
+/// Addresses that contain a password, most of them malformed.
 fn address() -> impl Strategy<Value = String> {
     let scheme = prop_oneof![
         Just("postgres"),
@@ -188,7 +189,7 @@ proptest! {
                 Payload::Json(text) => prop_assert_eq!(Some(text), json.as_ref()),
                 Payload::Bytes { data, .. } => prop_assert_eq!(Some(data), bytes.as_ref()),
             },
-            // Reasons are stored and shown: they never quote what was found.
+            // Reasons are stored and shown: they never quote the value.
             Err(reason) => prop_assert!(reason.len() < 120, "{}", reason),
         }
     }
@@ -229,8 +230,8 @@ proptest! {
 
     #[test]
     fn what_was_promised_is_kept_to_the_byte(event in event()) {
-        let text = Promise::text(&event).expect("an event can be promised");
-        let back = Promise::parse(&text).expect("what was promised is read").into_event().expect("and is an event");
+        let text = Promise::text(&event).expect("an event can be a follow-up");
+        let back = Promise::parse(&text).expect("a follow-up is parsed").into_event().expect("a follow-up is an event");
         prop_assert_eq!(back.raw_payload(), event.raw_payload());
         prop_assert_eq!(back.headers(), event.headers());
         prop_assert_eq!(back.due(), event.due());
@@ -240,10 +241,10 @@ proptest! {
         );
     }
 
-    /// A promise that was damaged in its column is an error, or another event: never a panic.
+    /// A follow-up that was damaged in its column is an error or another event: never a panic.
     #[test]
     fn a_damaged_promise_does_not_panic(event in event(), at in any::<prop::sample::Index>(), with in any::<char>()) {
-        let mut text: Vec<char> = Promise::text(&event).expect("an event can be promised").chars().collect();
+        let mut text: Vec<char> = Promise::text(&event).expect("an event can be a follow-up").chars().collect();
         let at = at.index(text.len());
         text[at] = with;
         let text: String = text.into_iter().collect();
@@ -272,7 +273,7 @@ proptest! {
     }
 }
 
-/// A password that stands where a setting belongs is not repeated either.
+/// A password in the place of a setting is not repeated either.
 #[cfg(feature = "postgres")]
 #[test]
 fn a_setting_that_holds_the_password_is_not_repeated() {
@@ -282,7 +283,7 @@ fn a_setting_that_holds_the_password_is_not_repeated() {
     assert!(!said.contains(SECRET) && said.contains("for `ssl_mode`"), "{said}");
 }
 
-/// What an error says was its cause, and the cause of that.
+/// The causes of an error, all the way down.
 fn sources(error: &Error) -> String {
     let first = std::error::Error::source(error);
     let all = std::iter::successors(first, |error| error.source());

@@ -1,4 +1,4 @@
-//! What PostgreSQL does its own way: arrays, leases of many events at once, advisory locks.
+//! The PostgreSQL dialect: arrays, group leases, advisory locks.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -24,11 +24,13 @@ use crate::connect::{self, Pooler};
 use crate::error::Result;
 use crate::store::{AppendNotifier, Completion, Holder, InsertNotifier, OnDead};
 
-/// How many keys an insert locks by itself. The trigger of the table locks more of them together.
+/// How many keys an insert locks itself, in order. With more keys only the trigger of the table
+/// locks, which takes one lock for all keys once there are too many.
 const MOST_KEYS: usize = 1_000;
 
-/// Locks keys, in one order, so that the events of a key become visible in the order of their numbers. The trigger of the
-/// table locks them as well, but in the order of the rows, in which two writers may wait for each other in a circle.
+/// Locks keys in one order, so that the events of a key become visible in the order of their
+/// numbers. The trigger of the table locks them as well, but in the order of the rows, in which two
+/// writers can deadlock.
 fn lock_keys(keys: &str) -> String {
     format!(
         "SELECT count(pg_advisory_xact_lock(h)) >= 0 AS done FROM (\
@@ -36,11 +38,11 @@ fn lock_keys(keys: &str) -> String {
     )
 }
 
-/// Whether an event is leased by a list.
+/// Condition that an event has a group lease.
 const LISTED: &str =
     "(e.claims = 0 AND e.seq IN (SELECT unnest(b.seqs) FROM {batches} b WHERE b.held_until > {now}))";
 
-/// Something about the list that an event is leased by.
+/// A column of the group lease of an event.
 fn of_list(column: &str) -> String {
     format!(
         "CASE WHEN e.claims = 0 AND e.status IN (0, 2) THEN (\
@@ -81,19 +83,22 @@ impl Dialect for Postgres {
     fn fragment(slot: &str) -> String {
         let (word, rest) = slot.split_once(' ').unwrap_or((slot, ""));
         match (word, rest) {
-            // The start of the statement: stable, so that an index can be searched by it.
+            // The start of the statement: a stable value, so that an index can be searched by it.
             ("now", _) => "statement_timestamp()".to_owned(),
             ("later", n) => format!("({{now}} + ({n}::bigint)::float8 * interval '1 microsecond')"),
             ("earlier", n) => format!("({{now}} - ({n}::bigint)::float8 * interval '1 microsecond')"),
             ("time", n) => format!("{n}::timestamptz"),
             ("pending", "") => "e.status IN (0, 2)".to_owned(),
-            // Of events that are named. Said like this, the planner does not see that the index of what is due has them all.
+            // Of events that are named by id. Written this way, the planner does not see that the
+            // index of due events covers them all.
             ("pending", "by id") => "e.status + 0 IN (0, 2)".to_owned(),
             ("pending", "of later") => "o.status IN (0, 2)".to_owned(),
             ("pending", _) => "status IN (0, 2)".to_owned(),
-            // That an event is the one that `s` names. Each is searched for: by `=` the planner could also read a whole index and compare every
-            // entry with every name. That looks cheap to it while there is little in the table, and it may keep the plan until there
-            // is much. Not by its place: a row that somebody changes meanwhile is elsewhere then.
+            // Condition that an event is the one that `s` names. `ANY` makes the planner search for
+            // each id: with `=` the planner could also read a whole index and compare every entry
+            // with every id. That plan looks cheap while the table is small, and may be kept until
+            // the table is large. Not by the physical place of the row: a concurrent update moves
+            // the row.
             ("named", _) => "e.event_id = ANY(ARRAY[s.id])".to_owned(),
             ("dead", _) => "e.status = 3".to_owned(),
             ("frontier", _) => "k.frontier".to_owned(),
@@ -110,7 +115,7 @@ impl Dialect for Postgres {
             ("to", json) => format!("{}::json", json.trim_start_matches("json ")),
             ("in", list) => match list.split_once(' ') {
                 Some(("texts", n)) => format!("= ANY({n}::text[])"),
-                // Once for the statement, hashed; not once for each row.
+                // Evaluated once per statement and hashed, not once per row.
                 Some(("rows", n)) => {
                     format!("IN (SELECT j ->> 0, j ->> 1 FROM json_array_elements({n}::text::json) j)")
                 }
@@ -133,7 +138,7 @@ impl Dialect for Postgres {
             ),
             ("skip", _) => "FOR UPDATE SKIP LOCKED".to_owned(),
             ("lock", _) => "FOR UPDATE".to_owned(),
-            // The time of an append is read while its locks are held, unless a test says what it is.
+            // The time of an append is read while its locks are held, unless a test sets the time.
             ("stored", _) => "NULL::timestamptz".to_owned(),
             ("then", _) => "JOIN".to_owned(),
             ("by", _) => String::new(),
@@ -146,8 +151,8 @@ impl Dialect for Postgres {
             ("size", _) => {
                 "COALESCE(octet_length(e.payload::text), octet_length(e.payload_bytes))::bigint".to_owned()
             }
-            // What is stored in little space cannot be large: compressed, a value takes more than a 512th of it. So small values are
-            // not unpacked to be measured.
+            // A value that is stored in little space cannot be large: compressed, it takes more
+            // than 1/512 of its size. So small values are not decompressed to be measured.
             ("bounded", value) => match value.split_once(' ') {
                 Some(("json", x)) => format!(
                     "CASE WHEN pg_column_size({x}) < {{most}} / 512 OR octet_length({x}::text) <= {{most}} THEN {x}::text \
@@ -257,7 +262,8 @@ impl Dialect for Postgres {
         Self::ANNOUNCE_AND_FORGET.filter(|_| !names.product.is_distributed())
     }
 
-    // One statement, since every relay sends it every few seconds for ever. A relay cannot have vanished sooner than $4.
+    // One statement, because every relay sends it every few seconds. A relay cannot have vanished
+    // sooner than $4.
     const ANNOUNCE_AND_FORGET: Option<&'static str> = Some(
         "WITH gone AS (DELETE FROM {nodes} WHERE seen_at < {earlier $3} AND node <> $1) \
          INSERT INTO {nodes} (node, started_at, seen_at, state) VALUES ($1, {now}, {now}, $2) \
@@ -266,9 +272,10 @@ impl Dialect for Postgres {
          AND q.state NOT LIKE '%\"released\":true%'))::int::bigint",
     );
 
-    // The heartbeat, the leases, the other nodes and all pairs in one statement. A row that the statement renews is read as it was
-    // renewed; all others are read as they were before. A pair of this node that was not renewed is led no more, whatever was
-    // read of it: its lease ran out, or it was reset meanwhile.
+    // The heartbeat, the leases, the other nodes and all subscriptions in one statement. A row that
+    // the statement renews is read as renewed; all others are read as they were before. A
+    // subscription of this node that was not renewed is no longer led by it, whatever its row says:
+    // its lease ran out, or it was reset meanwhile.
     const TEND: Option<&'static str> = Some(
         "WITH beat AS (\
              INSERT INTO {leases} AS l (name, holder, epoch, held_until) VALUES ($3, $1, 0, {later $2}) \
@@ -296,7 +303,7 @@ impl Dialect for Postgres {
         FROM {pairs $1} ORDER BY s.of_topic COLLATE \"C\", s.of_publisher COLLATE \"C\" ON CONFLICT DO NOTHING";
 
     fn change_pairs(list: &str, set: &str, condition: &str) -> String {
-        // Locked first, because an UPDATE takes rows in whatever order it finds them.
+        // Locks the rows first, because an UPDATE changes rows in the order in which it finds them.
         format!(
             "UPDATE {{progress}} AS e SET {set} FROM (\
              SELECT s.* FROM {{paired {list}}} ORDER BY e.topic, e.publisher FOR UPDATE OF e) s \
@@ -383,7 +390,8 @@ impl Dialect for Postgres {
     async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {
         let connect = connect::postgres(url)?;
         let sessions = Self::sessions(url, options.pooler)?.of(options.product());
-        // A pool would try a server that is not there for half a minute, and then say that it is busy.
+        // A pool would try to reach an absent server for half a minute, and then report a timeout
+        // of the pool.
         Self::connect_one(&connect, &sessions).await?.close().await?;
         let pool = pool(options.max_connections).connect_with(connect).await?;
         Ok(Self::beside(&pool, options, sessions).own())
@@ -438,7 +446,7 @@ impl Dialect for Postgres {
         "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_mergejoin = off",
     );
 
-    // The rights of one who only writes and reads the table need not reach to its sequence.
+    // A user who may only write and read the table need not have rights on its sequence.
     const SIZE: &'static str = "SELECT CASE WHEN has_sequence_privilege(s.id, 'SELECT') OR has_sequence_privilege(s.id, 'USAGE') \
         THEN pg_sequence_last_value(s.id) END, \
         (SELECT CASE WHEN c.reltuples >= 0 THEN c.reltuples::bigint END FROM pg_class c WHERE c.oid = '{events}'::regclass) \
@@ -459,8 +467,8 @@ impl Dialect for Postgres {
     }
 
     async fn lock_migrations(conn: &mut PgConnection, names: &Names) -> Result<bool> {
-        // Writers wait while a migration alters their table: it must read by the indexes, also with
-        // statistics from a time when the table was small.
+        // Writers wait while a migration alters their table: the migration must read by the
+        // indexes, also with statistics from a time when the table was small.
         if names.product.find_distributed(conn).await? {
             return distributed::lock_migrations(conn, names).await;
         }
@@ -477,7 +485,7 @@ impl Dialect for Postgres {
     }
 
     fn is_missing_table(error: &sqlx::Error) -> bool {
-        // Or a function, which the tables come with.
+        // Or a missing function, because functions are created with the tables.
         error.as_database_error().is_some_and(|e| match e.code().as_deref() {
             Some("42P01") => true,
             Some("42883") => ["_log_append", "_log_settled"].iter().any(|name| e.message().contains(name)),
@@ -494,19 +502,22 @@ impl Dialect for Postgres {
     plumbing!(bind);
 }
 
-/// What holds a settlement back from a row that is not its holder's any more.
+/// Returns the condition that keeps a settlement from changing a row that its holder has lost.
 ///
-/// The owner is compared inside of COALESCE to keep the planner from guessing by statistics that may be from a time when
-/// nothing was leased: expecting one row it would compare each leased row with each of the batch.
+/// The owner is compared inside COALESCE to keep the planner from guessing by statistics that may
+/// be from a time when nothing was leased: expecting one row, it would compare each leased row with
+/// each row of the batch.
 fn fence(by: &Holder) -> (&'static str, &'static str) {
     match by {
-        // Leased by a list: then its claims alone say whose it is, whatever a writer has put into locked_by. Or by its row.
+        // Held by a group lease: then the claims alone identify the holder, whatever a writer has
+        // put into locked_by. Or held by the lease of the row.
         Holder::Lease { .. } => {
             ("", "COALESCE(s.claim = 0 OR e.locked_by = $1, FALSE) AND $2::bigint IS NOT NULL")
         }
-        // Its lease may have run out with nobody else leading. Then others may have listed what it read, and the row does not say so.
-        // By their numbers: to read lists without an index is what no plan may do here, and one that has to anyway may as well read
-        // all events.
+        // The lease of the leader may have run out without a new leader. Then other nodes may have
+        // put events that it read into group leases, which the row does not show. Group leases are
+        // read by their ids: no plan here may read them without an index, and a plan that has to
+        // anyway may as well read all events.
         Holder::Exclusive { .. } => (
             FENCE,
             "EXISTS (SELECT 1 FROM f) \
@@ -515,7 +526,7 @@ fn fence(by: &Holder) -> (&'static str, &'static str) {
     }
 }
 
-/// What settles everything that is not done, without the fence that stands before it.
+/// Settles all verdicts except done, without the fence that precedes the statement.
 fn settle_rest(by: &Holder, which: Which) -> String {
     let (holds, which) = (fence(by).1, which.condition());
     format!(
@@ -532,23 +543,23 @@ fn settle_rest(by: &Holder, which: Which) -> String {
     )
 }
 
-/// A setting that a connection asks for when it starts. A server gives it to the session that starts
-/// with the connection; a pooler, whose sessions are there already, refuses or forgets it.
+/// A setting that a connection requests at startup. A server applies it to the session that starts
+/// with the connection; a pooler, whose sessions exist already, rejects or ignores it.
 const MARK: (&str, &str) = ("outbox.session", "own");
 
-/// Connects, and says whether the connection shares its session with others.
+/// Connects, and returns whether the connection shares its session with others.
 async fn connect_and_see(options: &PgConnectOptions) -> Result<(PgConnection, bool), sqlx::Error> {
     match PgConnection::connect_with(&options.clone().options([MARK])).await {
         Ok(mut conn) => {
-            // Not prepared: that would leave a statement in the session.
+            // Not prepared: a prepared statement would stay in the session.
             let ask = "SELECT COALESCE(current_setting('outbox.session', TRUE), '')";
             let row = sqlx::raw_sql(ask).fetch_one(&mut conn).await?;
             let mark: &str = sqlx::Row::try_get(&row, 0)?;
             let shared = mark != MARK.1;
             Ok((conn, shared))
         }
-        // `unsupported startup parameter`, in words and codes that differ. Not so if the user, the
-        // password or the database is wrong, or the server has no room or no time.
+        // `unsupported startup parameter`, in texts and codes that differ. Excluded are errors of the
+        // user, the password or the database, and a server that lacks resources, starts or stops.
         Err(sqlx::Error::Database(refused))
             if !["28", "3D", "53", "57"]
                 .iter()
@@ -560,19 +571,19 @@ async fn connect_and_see(options: &PgConnectOptions) -> Result<(PgConnection, bo
     }
 }
 
-/// Settings of a connection. The relay's statements are short, and look expensive to a planner that
-/// knows little of them: compiling them costs a hundred times as much as it saves.
+/// Settings of a connection. The statements of the relay are short, but look expensive to a planner
+/// without good statistics: JIT compilation costs a hundred times as much as it saves.
 const SETTINGS: &str = "SET jit = off";
 
-/// The same for connections that only read along indexes. With statistics that are old, or before there
-/// are any, or for a plan that serves all values, it looks cheap to read and sort a whole table. Left are
-/// the indexes, in their order, and searching them by name; a merge reads an index to its end. Not
+/// Settings of connections that only read by indexes. With old or no statistics, or for a generic
+/// plan, it looks cheap to read and sort a whole table. The remaining plans read the indexes in
+/// their order, or search them by value; a merge join would read an index to its end. Not
 /// `enable_sort`: where a plan needs a sort, all plans would look the same.
 const SETTINGS_BY_INDEX: &str =
     "SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_mergejoin = off";
 
-/// Finds out which product the server is, and applies the settings, unless the session is shared or the
-/// server does not know them.
+/// Finds out which product the server is, and applies the settings, unless the session is shared or
+/// the server does not have them.
 async fn set_up(
     conn: &mut PgConnection,
     sessions: &Sessions,

@@ -1,4 +1,4 @@
-//! The product that answers behind the protocol of MySQL or PostgreSQL.
+//! The product of the server behind the protocol of MySQL or PostgreSQL.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -10,9 +10,9 @@ const STANDARD: u8 = 1;
 const TIDB: u8 = 2;
 const DISTRIBUTED: u8 = 3;
 
-/// The product of a store's server: the one that the protocol belongs to, or another that speaks the
-/// same protocol and lacks some of its features. The first connection or statement of the store asks
-/// the server for its version. Clones share the answer.
+/// The product of a store's server: the one that the protocol belongs to, or another with the same
+/// protocol and fewer features. The first connection or statement of the store asks the server for
+/// its version. Clones share the answer.
 #[derive(Clone, Debug, Default)]
 #[doc(hidden)]
 pub struct Product(Arc<AtomicU8>);
@@ -41,7 +41,7 @@ impl Product {
 
 #[cfg(feature = "mysql")]
 impl Product {
-    /// TiDB, whatever the server answers.
+    /// Sets the product to TiDB, without asking the server.
     pub(crate) fn tidb() -> Self {
         Self(Arc::new(AtomicU8::new(TIDB)))
     }
@@ -66,13 +66,15 @@ impl Product {
 
 #[cfg(feature = "postgres")]
 impl Product {
-    /// A distributed database with PostgreSQL's protocol, whatever the server answers.
+    /// Sets the product to a distributed database with PostgreSQL's protocol, without asking the
+    /// server.
     pub(crate) fn distributed() -> Self {
         Self(Arc::new(AtomicU8::new(DISTRIBUTED)))
     }
 
     /// Whether the server of this connection is a distributed database. Asks the server the first
-    /// time, by a statement that is not prepared: a pooler may lead the next one to another session.
+    /// time, with a statement that is not prepared: a pooler may send the next one to another
+    /// session.
     pub(crate) async fn find_distributed(
         &self,
         conn: &mut sqlx::postgres::PgConnection,
@@ -92,8 +94,8 @@ fn names_tidb(version: &str) -> bool {
     version.to_ascii_lowercase().split('-').any(|part| part == "tidb")
 }
 
-/// Whether a version is one of CockroachDB, `CockroachDB CCL v25.2.1 (x86_64-pc-linux-gnu, …)`, or of
-/// YugabyteDB, `PostgreSQL 15.2-YB-2.25.1.0-b0 on x86_64-pc-linux-gnu, …`.
+/// Whether a version is one of CockroachDB, `CockroachDB CCL v25.2.1 (x86_64-pc-linux-gnu, …)`, or
+/// of YugabyteDB, `PostgreSQL 15.2-YB-2.25.1.0-b0 on x86_64-pc-linux-gnu, …`.
 #[cfg(feature = "postgres")]
 fn names_distributed(version: &str) -> bool {
     let version = version.to_ascii_lowercase();

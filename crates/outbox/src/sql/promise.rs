@@ -1,4 +1,4 @@
-//! An event that is to be written later, as a text in a column.
+//! The follow-up event of a join, stored as text in a column until the join closes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::event::{AggregateType, Due, Event, EventId, EventType, Parts, Payload};
 
-/// An event as JSON.
+/// A follow-up event as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Promise {
     id: String,
@@ -29,7 +29,7 @@ pub(super) struct Promise {
     dedup_key: Option<String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     headers: BTreeMap<String, String>,
-    /// JSON text, kept to the byte; or bytes in base64 with their content type.
+    /// JSON text, stored byte for byte; or bytes in base64 with their content type.
     payload: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     content_type: Option<String>,
@@ -79,7 +79,7 @@ impl Promise {
             Some(content_type) => {
                 let data = BASE64
                     .decode(self.payload)
-                    .map_err(|_| Error::Store("what follows a join is not base64".to_owned()))?;
+                    .map_err(|_| Error::Store("payload of a follow-up is not base64".to_owned()))?;
                 Payload::Bytes { content_type, data }
             }
         };
@@ -106,7 +106,8 @@ impl Promise {
         }))
     }
 
-    /// The same, apart from what is made anew at every call: tells a call made twice from a different one.
+    /// Compares without the fields that every call creates anew. Tells a repeated call from a
+    /// different one.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let headers = |promise: &Self| {
             let mut headers = promise.headers.clone();
@@ -124,7 +125,7 @@ impl Promise {
 
     pub(super) fn parse(text: &str) -> Result<Self> {
         serde_json::from_str(text)
-            .map_err(|e| Error::Store(format!("what follows a join cannot be read: {e}")))
+            .map_err(|e| Error::Store(format!("the follow-up of a join cannot be parsed: {e}")))
     }
 }
 

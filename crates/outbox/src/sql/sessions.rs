@@ -1,4 +1,4 @@
-//! The server sessions behind a store's connections: whether they are its own, and of which product.
+//! The server sessions behind a store's connections: own or shared, and the product of the server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -10,15 +10,15 @@ const UNKNOWN: u8 = 0;
 const OWN: u8 = 1;
 const SHARED: u8 = 2;
 
-/// Whether the server sessions behind a store's connections are its own, or shared with other clients
-/// by a pooler in transaction mode. Clones are the same.
+/// Whether the server sessions behind a store's connections are its own, or shared with other
+/// clients by a pooler in transaction mode. Clones share the state.
 ///
 /// A shared session belongs to a connection for one transaction. So behind a pooler:
 ///
-/// - A statement runs inside a transaction. sqlx sends it in two rounds, to prepare and to run it,
-///   and only in a transaction both reach the same session.
-/// - It has no name there: a named statement stays in the session, where another connection's
-///   statement may have the same name.
+/// - A statement runs inside a transaction. sqlx sends it in two round trips, to prepare and to run
+///   it, and only in a transaction both reach the same session.
+/// - A statement has no name: a named statement stays in the session, where a statement of another
+///   connection may have the same name.
 /// - Settings are `SET LOCAL`, and there is no `LISTEN` and no lock that outlives its transaction.
 #[derive(Clone, Debug)]
 #[doc(hidden)]
@@ -41,7 +41,7 @@ impl Sessions {
         Self::new(Pooler::None)
     }
 
-    /// The sessions of a server whose product is known, or found out with the others of this store.
+    /// Shares the product of the server with the other parts of the store.
     pub(crate) fn of(self, product: Product) -> Self {
         Self { product, ..self }
     }
@@ -54,19 +54,19 @@ impl Sessions {
         self.shared.load(Ordering::Acquire) == SHARED
     }
 
-    /// Whether no connection has found it out yet.
+    /// Whether no connection has detected it yet.
     #[cfg(feature = "postgres")]
     pub(crate) fn are_unknown(&self) -> bool {
         self.shared.load(Ordering::Acquire) == UNKNOWN
     }
 
-    /// The statement that begins a transaction with settings, if the sessions are shared and the server
-    /// knows the settings.
+    /// The statement that begins a transaction with settings, if the sessions are shared and the
+    /// server has the settings.
     pub(crate) fn begin(&self, with_settings: Option<&'static str>) -> Option<&'static str> {
         with_settings.filter(|_| self.are_shared() && !self.product.is_distributed())
     }
 
-    /// A connection has found it out.
+    /// Stores the result of the detection.
     #[cfg(feature = "postgres")]
     pub(crate) fn learn(&self, shared: bool) {
         self.shared.store(if shared { SHARED } else { OWN }, Ordering::Release);

@@ -1,4 +1,4 @@
-//! Writing verdicts: what became of events, and with them of the joins that they are steps of.
+//! Settling: writes the verdicts on events, and counts the steps of joins among them.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use crate::join::Step;
 use crate::store::{Completion, Holder, Settled, Settlement, Verdict, short_error};
 
 impl<DB: Database> SqlStore<DB> {
-    /// The verdicts that are this holder's to tell, as far as that can be said without the database.
+    /// The verdicts that this holder may settle, as far as that is known without the database.
     pub(super) fn allowed<'a>(&self, by: &Holder, settlements: &'a [Settlement]) -> Cow<'a, [Settlement]> {
         match by {
             Holder::Lease { owner, .. } if DB::LISTS => self.batches.allowed(owner, settlements),
@@ -19,7 +19,8 @@ impl<DB: Database> SqlStore<DB> {
         }
     }
 
-    /// Writes verdicts: the plain ones in one statement to three, then those that are steps of joins.
+    /// Writes verdicts: those on plain events in one to three statements, then those on steps of
+    /// joins.
     pub(super) async fn settle_batch(
         &self,
         by: &Holder,
@@ -29,7 +30,7 @@ impl<DB: Database> SqlStore<DB> {
         let mut batches = batches::<DB>(by, completion, settlements, Which::Plain);
         let moved = match &mut *batches {
             [] => 0,
-            // A statement is a transaction.
+            // A single statement is a transaction.
             [Batch { template, values, .. }] => self.run(template, std::mem::take(values)).await?,
             several => self.retried(|| self.settle_plain(several)).await?,
         };
@@ -41,7 +42,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(Settled { moved: moved + settled.moved, ..settled })
     }
 
-    /// Runs statements in one transaction. Returns how many events they moved.
+    /// Runs statements in one transaction. Returns how many events they settled.
     async fn settle_plain(&self, batches: &[Batch]) -> Result<u64> {
         let mut tx = begin_on(&self.pools.relay).await?;
         let moved = self.run_batches(&mut tx, batches).await?;
@@ -53,8 +54,8 @@ impl<DB: Database> SqlStore<DB> {
         Ok(moved.unwrap_or_default())
     }
 
-    /// Runs statements in the transaction of this connection. `None`: it is to be rolled back, because somebody has taken over
-    /// the whole table since attempts were noted.
+    /// Runs statements in the transaction of this connection. `None`: the caller must roll back,
+    /// because a new leader has taken over the whole table since attempts were recorded.
     async fn run_batches(&self, conn: &mut DB::Connection, batches: &[Batch]) -> Result<Option<u64>> {
         let (mut moved, mut noted) = (0, 0);
         for Batch { template, values, part } in batches {
@@ -84,11 +85,11 @@ impl<DB: Database> SqlStore<DB> {
         Ok(settled)
     }
 
-    /// Writes verdicts in the transaction of this connection, and counts them as steps of joins. If nothing moved, the
-    /// transaction is to be rolled back.
+    /// Writes verdicts in the transaction of this connection, and counts them as steps of joins. If
+    /// no event was settled, the caller must roll back.
     ///
-    /// The rows are locked first: whoever attaches one to a join comes before this and is seen, or after it and sees
-    /// what became of the event.
+    /// The rows are locked first: a transaction that attaches an event to a join either commits
+    /// before and is seen here, or runs after this one and sees the verdict.
     pub(crate) async fn settle_on(
         &self,
         conn: &mut DB::Connection,
@@ -110,7 +111,8 @@ impl<DB: Database> SqlStore<DB> {
         let batches = batches::<DB>(by, completion, &ours, Which::All);
         let moved = self.run_batches(conn, &batches).await?.unwrap_or_default();
         if moved < ours.len() as u64 {
-            // Somebody has taken over the whole table since the rows were locked: none of this is ours to say.
+            // A new leader has taken over the whole table since the rows were locked: no verdict is
+            // valid.
             return Ok(Settled::default());
         }
         let became = |s: &Settlement| match s.verdict {
@@ -128,7 +130,7 @@ impl<DB: Database> SqlStore<DB> {
     }
 }
 
-/// The holder as the first two values of a settlement: who, and in which epoch.
+/// The holder as the first two values of a settlement: owner and epoch.
 fn holder_values(by: &Holder) -> [Value; 2] {
     let epoch = match by {
         Holder::Lease { .. } => 0,
@@ -144,23 +146,23 @@ struct Batch {
     values: Vec<Value>,
 }
 
-/// What a statement of a settlement does.
+/// Task of one statement of a settlement.
 enum Part {
-    /// It settles what is done.
+    /// Settles done events.
     Done,
-    /// It writes down the attempts that failed.
+    /// Records failed attempts.
     Note,
-    /// It settles everything else.
+    /// Settles all other verdicts.
     Rest,
 }
 
-/// Whether it is written down as an attempt that failed.
+/// Whether a verdict is recorded as a failed attempt.
 fn is_noted(verdict: &Verdict) -> bool {
     matches!(verdict, Verdict::Again { counted: true, .. } | Verdict::Dead { .. })
 }
 
-/// The statements that settle: one for what is done, one for everything else, and where it cannot write down attempts that failed,
-/// one before it that does.
+/// Builds the statements of a settlement: one for done events, one for all others, and, where that
+/// one cannot record failed attempts, one before it that does.
 fn batches<DB: Dialect>(
     by: &Holder,
     completion: Completion,
@@ -191,8 +193,8 @@ fn batches<DB: Dialect>(
     batches
 }
 
-/// A settlement as a row: status, counted, after, error. No status: the event stays what it was; with a time, it
-/// stays suspect.
+/// A settlement as a row: status, counted, after, error. Without a status the event keeps its own;
+/// with a time, it stays suspect.
 fn verdict_row(verdict: &Verdict) -> (Option<i64>, i64, Option<i64>, Option<String>) {
     match verdict {
         Verdict::Done => (Some(1), 0, None, None),
@@ -208,7 +210,7 @@ fn verdict_row(verdict: &Verdict) -> (Option<i64>, i64, Option<i64>, Option<Stri
     }
 }
 
-/// A batch of (id, claim) and what else a settlement says, as the database wants it.
+/// A batch of ids and claims, with the verdicts if wanted, as arrays or JSON as the database needs.
 pub(super) fn batch_values<DB: Dialect>(settlements: &[&Settlement], with_verdict: bool) -> Vec<Value> {
     let rows = || settlements.iter().map(|s| (s, verdict_row(&s.verdict)));
     if DB::ARRAYS {

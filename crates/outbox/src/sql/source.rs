@@ -1,4 +1,4 @@
-//! Where a store's connections come from: pools of its own, or the line of a fleet.
+//! The source of a store's connections: its own pools, or the shared pool of a fleet.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use super::line::{Borrowed, Line};
 use super::warm::{First, Used, Warm};
 use crate::error::Result;
 
-/// Gives out connections.
+/// Source of connections.
 #[doc(hidden)]
 pub enum Source<DB: Dialect> {
-    /// A pool that belongs to this store, or to the application.
+    /// A pool of this store, or of the application.
     Pool(Arc<Warm<DB>>),
-    /// The line of a database in a fleet. Whoever uses it has a permit.
+    /// The shared pool of a database in a fleet. Every caller needs a permit.
     Line(Arc<Line<DB>>),
 }
 
@@ -30,7 +30,8 @@ impl<DB: Dialect> Clone for Source<DB> {
 }
 
 impl<DB: Dialect> Source<DB> {
-    /// A connection for one statement or more: inside a transaction if its session is shared.
+    /// Returns a connection for one or more statements, inside a transaction if its session is
+    /// shared.
     pub(crate) async fn acquire(&self) -> Result<Conn<DB>, sqlx::Error> {
         Ok(match self {
             Source::Pool(pool) => Conn::Pool(pool.acquire().await?),
@@ -46,7 +47,7 @@ impl<DB: Dialect> Source<DB> {
         }
     }
 
-    /// Begins the transaction of a handler, which ends with its event's settlement.
+    /// Begins the transaction of a handler, which ends with the settlement of its event.
     pub(crate) async fn begin_for_handler(&self) -> Result<Work<'static, DB>> {
         match self {
             Source::Pool(pool) => {
@@ -57,7 +58,7 @@ impl<DB: Dialect> Source<DB> {
         }
     }
 
-    /// The pool itself; beside a line one that the fleet does not count.
+    /// The pool itself; in a fleet, a pool that the fleet does not count.
     pub(crate) fn pool(&self) -> &Pool<DB> {
         match self {
             Source::Pool(pool) => pool.pool(),
@@ -73,7 +74,7 @@ impl<DB: Dialect> Source<DB> {
     }
 }
 
-/// Begins a transaction of a fleet's database, which keeps the permit until its end.
+/// Begins a transaction on a database of a fleet. The transaction keeps the permit until its end.
 async fn begin_on_line<DB: Dialect>(line: &Arc<Line<DB>>, permit: Permit) -> Result<Work<'static, DB>> {
     let seat = &line.seat;
     let Ok(begun) = tokio::time::timeout(seat.patience, line.begin(None)).await else {
@@ -93,8 +94,9 @@ pub(crate) enum Conn<DB: Dialect> {
 }
 
 impl<DB: Dialect> Conn<DB> {
-    /// Whatever was done with it is done, and committed if its session is shared. Without this word a
-    /// fleet closes the connection: it may be in the middle of something.
+    /// Finishes the use of the connection, and commits if its session is shared. A fleet closes a
+    /// connection that is dropped without this call, because it may be in the middle of a
+    /// statement.
     pub(crate) async fn finish(self) -> Result<(), sqlx::Error> {
         match self {
             Conn::Pool(used) => used.finish().await,
@@ -102,7 +104,7 @@ impl<DB: Dialect> Conn<DB> {
         }
     }
 
-    /// The same after a statement that failed.
+    /// Finishes the use of the connection after a failed statement.
     pub(crate) async fn give_up(self) -> Result<(), sqlx::Error> {
         match self {
             Conn::Pool(used) => used.give_up().await,
@@ -131,9 +133,9 @@ impl<DB: Dialect> DerefMut for Conn<DB> {
     }
 }
 
-/// A transaction. Dropped, it is rolled back.
+/// A transaction. Drop rolls it back.
 pub(crate) enum Work<'c, DB: Dialect> {
-    /// One that the application began.
+    /// Begun by the application.
     Sqlx(sqlx::Transaction<'c, DB>),
     Pool(Used<DB>),
     Line(Borrowed<DB>),
@@ -156,7 +158,7 @@ impl<DB: Dialect> Work<'_, DB> {
         }
     }
 
-    /// Rolls back without waiting for it.
+    /// Rolls back in the background.
     pub(crate) fn abandon(self) {
         if let Work::Line(borrowed) = self {
             borrowed.rollback_later();

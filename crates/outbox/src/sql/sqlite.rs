@@ -1,4 +1,4 @@
-//! What SQLite does its own way: one writer, no row locks, times as text, lists as JSON.
+//! The SQLite dialect: one writer, no row locks, times as text, lists as JSON.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -26,15 +26,16 @@ use crate::store::{Completion, Holder, OnDead};
 /// How many rows go into one INSERT: below the 32,766 placeholders that SQLite allows.
 const CHUNK: usize = 500;
 
-/// The rows of a settlement batch that are still their holder's. A cross join: SQLite then keeps the order, and
-/// looks up each member of the batch instead of each event.
+/// Rows of a settlement batch that their holder still holds. A cross join: SQLite then keeps the
+/// order, and looks up each member of the batch instead of each event.
 const BATCH: &str = "SELECT e.seq, s.value ->> 2 AS status, s.value ->> 3 AS counted, s.value ->> 4 AS after, \
     s.value ->> 5 AS error FROM json_each($3) s CROSS JOIN {events} e ON e.event_id = s.value ->> 0 \
     AND e.claims = s.value ->> 1 AND e.status IN (0, 2)";
 
 impl Dialect for Sqlite {
     const QUOTE: char = '"';
-    // A transaction that reads first and writes later may fail at once with BUSY, whatever the timeout.
+    // A transaction that reads first and writes later may fail at once with BUSY, whatever the
+    // timeout.
     const BEGIN: Option<&'static str> = Some("BEGIN IMMEDIATE");
     const MIGRATIONS: &'static [&'static str] = &[
         include_str!("../../migrations/sqlite/0001_outbox_event.sql"),
@@ -57,7 +58,7 @@ impl Dialect for Sqlite {
         "INSERT OR IGNORE INTO {leases} (name, epoch) VALUES ('by_aggregate', 0)";
     const NEW_LEASE: &'static str = "INSERT OR IGNORE INTO {leases} (name, epoch) VALUES ($1, 0)";
 
-    /// For `GLOB`: SQLite's `LIKE` takes upper for lower case.
+    /// For `GLOB`: SQLite's `LIKE` ignores case.
     fn pattern(pattern: &str) -> String {
         let letter = |c: char| match c {
             '?' | '[' => format!("[{c}]"),
@@ -115,14 +116,15 @@ impl Dialect for Sqlite {
             ("paired", n) => format!(
                 "{{pairs {n}}} CROSS JOIN {{progress}} e ON e.topic = s.of_topic AND e.publisher = s.of_publisher"
             ),
-            // One writer: whoever writes holds them all.
+            // One writer: a write transaction locks all rows.
             ("skip" | "lock", _) => String::new(),
-            // What stands first is the smaller one; SQLite keeps the order of a cross join.
+            // The left side is the smaller one; SQLite keeps the order of a cross join.
             ("then", _) => "CROSS JOIN".to_owned(),
             ("by", _) => String::new(),
             ("unsettled", _) => "e.status <> 1".to_owned(),
-            // Others may have written a time with another fraction than the one that comes back, and times are compared as
-            // text: the row itself knows, if it has not moved since.
+            // Another program may have written a time with more or fewer digits than the value that
+            // was read, and times are compared as text: the value is read from the row itself, if
+            // it has not moved since.
             ("place", place) => {
                 let (column, at, seq) = (nth(place, 0), nth(place, 1), nth(place, 2));
                 format!(
@@ -130,7 +132,8 @@ impl Dialect for Sqlite {
                      AND abs(julianday(x.{column}) - julianday({at})) < 0.000000024), {at})"
                 )
             }
-            // Unlike `length` of a text, `octet_length` reads the header of the record and not the value.
+            // Unlike `length` of a text, `octet_length` reads the header of the record and not the
+            // value.
             ("bytes", x) => format!("octet_length({x})"),
             ("aggregate", _) => "COALESCE(aggregate_type, '__GLOBAL__') || '/' || aggregate_id".to_owned(),
             ("size", _) => "COALESCE(octet_length(e.payload), octet_length(e.payload_bytes))".to_owned(),
@@ -151,7 +154,7 @@ impl Dialect for Sqlite {
     }
 
     fn statement(text: String, _: &Names) -> Statement {
-        // `$1` would be a name to SQLite, and names are searched for one by one.
+        // `$1` would be a named parameter to SQLite, and names are searched one by one.
         Statement::numbered(text.replace('$', "?"))
     }
 
@@ -190,7 +193,7 @@ impl Dialect for Sqlite {
 
     fn settle_rest(by: &Holder, which: Which) -> String {
         let (holds, which) = (fence(by), which.condition());
-        // Made first: left to itself SQLite starts from the events, all of them, and reads the batch for each.
+        // Materialized, because SQLite would otherwise scan all events and read the batch for each.
         format!(
             "WITH b AS MATERIALIZED ({BATCH} AND {holds}{which}) \
              UPDATE {{events}} SET status = COALESCE(b.status, {{events}}.status), claims = claims + 1, attempts = attempts + b.counted, \
@@ -238,14 +241,14 @@ impl Dialect for Sqlite {
          AND e.claims = s.value ->> 1 AND e.locked_by = $1 AND {pending})"
     }
 
-    // Nobody has counted the rows.
+    // SQLite has no estimate of the number of rows.
     const SIZE: &'static str = "SELECT (SELECT q.seq FROM sqlite_sequence q WHERE q.name = s.name), NULL \
         FROM (SELECT $1 AS schema, $2 AS name) s";
 
-    // WHERE, or SQLite would read ON as a part of the join.
     const ANNOUNCE: &'static str = "INSERT INTO {nodes} (node, started_at, seen_at, state) VALUES ($1, {now}, {now}, $2) \
         ON CONFLICT (node) DO UPDATE SET seen_at = {now}, state = excluded.state";
 
+    // `WHERE` is needed, or SQLite would read `ON` as a part of the join.
     const REGISTER: &'static str = "INSERT INTO {progress} (topic, publisher, last_position, created_at, updated_at) \
         SELECT s.of_topic, s.of_publisher, \
         CASE WHEN s.at_head = 1 THEN COALESCE((SELECT max(position) FROM {log}), 0) ELSE 0 END, {now}, {now} \
@@ -272,7 +275,7 @@ impl Dialect for Sqlite {
         consumer: &str,
         ids: Value,
     ) -> Result<Vec<String>, sqlx::Error> {
-        // WHERE, or SQLite would read ON as a part of the join.
+        // `WHERE` is needed, or SQLite would read `ON` as a part of the join.
         let insert = sql.render(
             "INSERT INTO {inbox} (consumer, event_id, received_at) SELECT $1, j.value, {now} FROM json_each($2) j \
              WHERE TRUE ON CONFLICT DO NOTHING RETURNING event_id",
@@ -280,14 +283,15 @@ impl Dialect for Sqlite {
         returned::<Self>(conn, insert, vec![Value::text(consumer), ids]).await
     }
 
-    // One connection writes: transactions queue up for it in order instead of colliding.
+    // One connection writes: transactions queue for it in order instead of colliding.
     const AT_ONCE: usize = 1;
 
     fn options(url: &str, patience: Duration) -> Result<SqliteConnectOptions> {
-        // Less than patience: better told that the file is locked than left with a thread that waits for it.
+        // Less than the patience: the caller gets the error that the file is locked, and no thread
+        // is left waiting for the file.
         let options = connect_options(url)?.busy_timeout(patience.mul_f64(0.8));
         if is_in_memory(&options) {
-            let reason = "a fleet closes connections that are idle, and this database with them: use a file";
+            let reason = "a fleet closes idle connections, which deletes a database in memory: use a file";
             return Err(Error::Url { url: url.to_owned(), reason: reason.to_owned() });
         }
         Ok(options)
@@ -299,7 +303,7 @@ impl Dialect for Sqlite {
 
     async fn connect(url: &str, options: &StoreOptions) -> Result<Pools<Self>> {
         let connect = connect_options(url)?;
-        // One connection writes: transactions queue up for it in order instead of colliding.
+        // One connection writes: transactions queue for it in order instead of colliding.
         let write = pool(1).connect_with(connect).await?;
         Ok(Self::beside(&write, options, Sessions::own()).own())
     }
@@ -344,8 +348,9 @@ impl Dialect for Sqlite {
         Ok(true)
     }
 
-    // A full disk, an I/O error or a trigger may end a transaction. Then ROLLBACK fails, and the driver takes the transaction for
-    // open until one succeeds. Closing the connection would do as well, but not for a database in memory.
+    // A full disk, an I/O error or a trigger may end a transaction. Then ROLLBACK fails, and the
+    // driver treats the transaction as open until a ROLLBACK succeeds. Closing the connection would
+    // help as well, but would lose a database in memory.
     async fn reopen_transaction(conn: &mut SqliteConnection, depth: usize) -> bool {
         let savepoints = (1..depth).map(|n| format!("; SAVEPOINT _sqlx_savepoint_{n}"));
         Self::script(conn, format!("BEGIN{}", savepoints.collect::<String>())).await.is_ok()
@@ -364,7 +369,7 @@ impl Dialect for Sqlite {
     plumbing!(bind);
 }
 
-/// What holds a settlement back from a row that is not its holder's any more.
+/// Returns the condition that keeps a settlement from changing a row that its holder has lost.
 fn fence(by: &Holder) -> &'static str {
     match by {
         Holder::Lease { .. } => "e.locked_by = $1 AND $2 IS NOT NULL",
@@ -393,11 +398,11 @@ fn is_in_memory(connect: &SqliteConnectOptions) -> bool {
 }
 
 fn pool(max_connections: u32) -> SqlitePoolOptions {
-    // A connection to an in-memory database is the database: none may be closed.
+    // An in-memory database is its connection: none may be closed.
     warm::pool(max_connections).idle_timeout(None).max_lifetime(None)
 }
 
-/// A time as the tables hold it: comparable as text, readable by SQLite's own functions.
+/// A time as the tables store it: comparable as text, readable by SQLite's own functions.
 fn text(time: DateTime<Utc>) -> String {
     time.format("%Y-%m-%d %H:%M:%S%.3f").to_string()
 }
@@ -425,13 +430,13 @@ mod tests {
     use crate::sql::SqlStore;
     use crate::store::{PageRequest, StatusGroup, Store as _};
 
-    /// What SQLite is going to do.
+    /// Query plan of a statement.
     async fn plan(store: &SqlStore<Sqlite>, template: &str, values: Vec<Value>) -> Vec<String> {
         let rows = store.fetch(&format!("EXPLAIN QUERY PLAN {template}"), values).await.unwrap();
         rows.iter().filter_map(|row| Sqlite::text(row, 3).unwrap()).collect()
     }
 
-    /// A scan by an index ends where its limit does; one of the table does not.
+    /// A scan of an index ends at its limit; a scan of the table does not.
     fn assert_searched(plan: &[String], what: &str) {
         let (whole, alias) = (plan.iter().any(|step| step == "SCAN outbox_event"), "SCAN e");
         assert!(!whole && !plan.iter().any(|step| step == alias), "{what}: {plan:#?}");
@@ -457,7 +462,7 @@ mod tests {
         for which in [Which::Plain, Which::All] {
             let done = [Completion::Keep, Completion::Delete].map(|c| Sqlite::settle_done(c, &by, which));
             let Noting::First(note) = Sqlite::note_attempts(&by, which) else {
-                panic!("it takes two statements")
+                panic!("SQLite needs two statements")
             };
             let rest = [Sqlite::settle_rest(&by, which), note];
             for statement in done.into_iter().chain(rest) {
@@ -481,7 +486,7 @@ mod tests {
                         );
                         assert!(
                             !looking.any(|step| step.contains("TEMP B-TREE")),
-                            "nothing is sorted: {plan:#?}"
+                            "the plan sorts: {plan:#?}"
                         );
                     }
                 }

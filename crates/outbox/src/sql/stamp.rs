@@ -1,8 +1,9 @@
-//! Times as rows have them.
+//! Times as rows store them.
 //!
-//! Writers in any language store times, and databases accept values that no calendar has: `infinity` on
-//! PostgreSQL, `2026-00-10` on MariaDB, `2026-02-30` on SQLite. A [`Stamp`] decodes all of them without
-//! an error, so that one such value makes one row unusable instead of the statement that reads it.
+//! Writers in any language store times, and databases accept values that no calendar has:
+//! `infinity` on PostgreSQL, `2026-00-10` on MariaDB, `2026-02-30` on SQLite. A [`Stamp`] decodes
+//! all of them without an error, so that one such value makes one row unusable, and does not fail
+//! the statement that reads it.
 
 use chrono::{DateTime, Utc};
 
@@ -40,7 +41,8 @@ impl Stamp {
         time.map_or(Self::Invalid, |time| Self::from_micros(time.timestamp_micros()))
     }
 
-    /// The nearest time that can be shown and compared. For columns that decide nothing, and for lists.
+    /// The nearest time that can be shown and compared. For columns that decide nothing, and for
+    /// lists.
     pub(crate) fn clamped(self) -> DateTime<Utc> {
         let micros = match self {
             Self::At(time) => return time,
@@ -50,7 +52,7 @@ impl Stamp {
         DateTime::from_timestamp_micros(micros).unwrap_or_default()
     }
 
-    /// The time itself, or why there is none.
+    /// Returns the time, or the reason why there is none.
     pub(crate) fn exact(self, column: &str) -> Result<DateTime<Utc>, String> {
         match self {
             Self::At(time) => Ok(time),
@@ -59,7 +61,7 @@ impl Stamp {
         }
     }
 
-    /// The time after which an event is not delivered any more; `infinity` is never.
+    /// The time after which an event is no longer delivered; `infinity` means never.
     pub(crate) fn end(self, column: &str) -> Result<Option<DateTime<Utc>>, String> {
         match self {
             Self::After => Ok(None),
@@ -68,7 +70,7 @@ impl Stamp {
     }
 }
 
-/// Decodes a [`Stamp`] where the driver itself refuses what is not a time.
+/// Decodes a [`Stamp`] where the driver itself rejects invalid times.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 macro_rules! decode_by_driver {
     ($database:ty) => {
@@ -105,7 +107,7 @@ mod postgres {
 
     use super::{DateTime, Stamp, Utc};
 
-    /// 2000-01-01, from which PostgreSQL counts, in microseconds since 1970.
+    /// 2000-01-01, the epoch of PostgreSQL, in microseconds since 1970.
     const EPOCH: i64 = 946_684_800_000_000;
 
     impl Type<Postgres> for Stamp {
@@ -118,7 +120,7 @@ mod postgres {
         }
     }
 
-    /// As a number: the driver's own decoding panics beyond the times that chrono has.
+    /// Decodes the number: the decoder of the driver panics outside the range of chrono.
     impl<'r> Decode<'r, Postgres> for Stamp {
         fn decode(value: PgValueRef<'r>) -> Result<Self, sqlx::error::BoxDynError> {
             match value.format() {

@@ -1,35 +1,36 @@
-//! The SQL that all databases share, one statement a constant, with `{slots}` for what differs:
+//! SQL that all databases share: one constant per statement, with `{slots}` for the parts that
+//! differ:
 //!
 //! | slot | stands for |
 //! | --- | --- |
-//! | `{events}` `{leases}` `{keys}` `{joins}` `{members}` `{inbox}` `{attempts}` `{audits}` `{version}` `{log}` `{progress}` | our tables |
-//! | `{now}` | the database's clock, or a test's |
+//! | `{events}` `{leases}` `{keys}` `{joins}` `{members}` `{inbox}` `{attempts}` `{audits}` `{version}` `{log}` `{progress}` | the tables of the outbox |
+//! | `{now}` | the clock of the database, or of a test |
 //! | `{later $1}` `{earlier $1}` | now plus or minus that many microseconds |
-//! | `{pending}` `{dead}` | which rows those are, as the index has it |
+//! | `{pending}` `{dead}` | the condition that a row is pending or dead, as its index has it |
 //! | `{pending of events}` `{pending of key}` | pending without an alias; as the index of keys has it |
-//! | `{held}` `{free}` `{holder}` `{until}` | whether somebody holds the row, who, and until when |
-//! | `{past}` `{frontier}` | what the taker does not have of a run; up to where it has all of it |
-//! | `{destination}` | the number of the destination that a run goes to, or NULL |
+//! | `{held}` `{free}` `{holder}` `{until}` | whether the row is leased or free, its holder, the end of its lease |
+//! | `{past}` `{frontier}` | the events of a key queue that the taker does not hold; the number up to which it holds all of them |
+//! | `{destination}` | the number of the destination of a key queue, or NULL |
 //! | `{int x}` `{flag x}` `{json x}` | x as a 64-bit number, a condition as a number, JSON as text |
 //! | `{in texts $1}` `{in ints $1}` | is one of a list |
-//! | `{in rows $1}` | two texts are one of a list of pairs, as JSON |
-//! | `{fits $1}` | a text fits a pattern, as `Dialect::pattern` writes it |
+//! | `{in rows $1}` | two texts are one of a list of two-text arrays, as JSON |
+//! | `{fits $1}` | a text matches a pattern, as `Dialect::pattern` writes it |
 //! | `{listed events event_id texts $1}` `{where listed …}` | the rows of a table whose column is in a list, to be changed |
-//! | `{pairs $1}` `{paired $1}` | a list of pairs as a table `s`; the same with their rows as `e` |
-//! | `{named}` | that an event is the one that a row of a batch `s` names (PostgreSQL) |
-//! | `{then}` | joins what stands first with what is found by it |
+//! | `{pairs $1}` `{paired $1}` | a list of subscriptions as a table `s`; the same joined with their rows as `e` |
+//! | `{named}` | the condition that an event has the id in a row `s` of a batch (PostgreSQL) |
+//! | `{then}` | a join that reads its left side first and searches its right side |
 //! | `{log}` `{log_tags}` | the event log and its tags |
 //! | `{skip locked}` `{lock}` `{lock listed}` | row locks, where the database has them |
-//! | `{by events_due}` | the index to use, where the database has to be told |
-//! | `{unsettled pending}` `{unsettled dead}` | what of a key its index can search by: at least those |
+//! | `{by events_due}` | an index hint, where the database needs one |
+//! | `{unsettled pending}` `{unsettled dead}` | a condition that the index of keys can search by; it includes at least those rows |
 //! | `{place available_at $1 $2}` | a time that was read before, of the row with this number |
-//! | `{size}` | how many bytes a payload has |
+//! | `{size}` | the size of a payload in bytes |
 //! | `{bounded json x}` `{bounded bytes x}` | x, unless it is larger than the store reads: then `!` and its size, or NULL |
 //! | `{most}` | how many bytes of a payload or of headers the store reads |
-//! | `{bytes x}` | how many bytes JSON has as text |
+//! | `{bytes x}` | the size of JSON as text, in bytes |
 //! | `{aggregate key}` | the ordering key of a row that is ordered by its aggregate |
 //!
-//! What only one database says is in that database's file.
+//! A statement that only one database uses is in the file of that database.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -40,23 +41,24 @@ use super::dialect::{BirthLease, Dialect, NewRow, Value, micros};
 use crate::event::{Due, Event, GLOBAL, Payload};
 use crate::store::{Filter, Holder, MAX_ERROR, Origin, Routed, Status, Take};
 
-/// What is read of an event, in the order that `Dialect::columns` expects.
+/// Columns of an event, in the order that `Dialect::columns` expects.
 const EVENT: &str = "e.event_type, e.aggregate_type, e.aggregate_id, e.tenant_id, e.ordering_key, e.correlation_id, \
      e.dedup_key, {bounded json e.headers}, {bounded json e.payload}, {bounded bytes e.payload_bytes}, e.content_type, e.occurred_at, e.expires_at, \
      e.created_at, e.due_at";
 
-/// Where [`EVENT`] starts in what [`window`] and [`list`] read.
+/// Index of the first column of [`EVENT`] in a row of [`window`] and [`list`].
 pub(super) const EVENT_FROM: usize = 7;
-/// Where the last error stands, behind the event.
+/// Index of the last error, which follows the event.
 pub(super) const LAST_ERROR: usize = EVENT_FROM + 15;
-/// The first column after both.
+/// Index of the first column after both.
 pub(super) const AFTER_EVENT: usize = LAST_ERROR + 1;
 
-/// How often it was started as a suspect, if it is one.
+/// How often the event was started as a suspect; NULL if the event is not a suspect.
 const SUSPECT: &str = "CASE WHEN e.locked_until IS NOT NULL OR e.crashes > 0 THEN e.crashes END";
 
-/// What is read of every taken row: id, seq, available at, attempts, claims, suspect, now, then the event and its last
-/// error, which another writer may have made longer than a relay does.
+/// Columns of every taken row: id, seq, available at, attempts, claims, suspect, now, then the
+/// event and its last error. The error is cut, because another writer may have stored a longer one
+/// than a relay does.
 pub(super) fn columns() -> String {
     format!(
         "e.event_id, e.seq, e.available_at, {{int e.attempts}}, {{int e.claims}}, \
@@ -64,12 +66,12 @@ pub(super) fn columns() -> String {
     )
 }
 
-/// The rows that may be taken, before order per key is looked at. A limit in the text, not as a parameter:
-/// planners choose the index for a small limit that they can see.
+/// Selects the rows that may be taken, before the order per key is checked. The limit is part of
+/// the text, not a parameter: planners choose the index for a small limit that they can see.
 ///
-/// Several keys at once only for databases that know `LATERAL`: each key gets an equal share of the limit.
+/// Several keys at once need a database with `LATERAL`: each key gets an equal share of the limit.
 ///
-/// `lists`: the oldest list that events may be leased by, if there are lists.
+/// `lists`: the id of the oldest group lease, if the database has group leases.
 pub(super) fn window<DB: Dialect>(
     take: &Take,
     columns: &str,
@@ -81,11 +83,11 @@ pub(super) fn window<DB: Dialect>(
     let mut values = Vec::new();
     let mut due = FREE.to_owned();
     match &take.by {
-        // While one node holds the whole table, nobody leases rows of it.
+        // While a leader holds the whole table, no node leases single rows.
         Holder::Lease { .. } => due.push_str(
             " AND NOT EXISTS (SELECT 1 FROM {leases} x WHERE x.name = 'exclusive' AND x.held_until > {now})",
         ),
-        // Nor does one that held it before read them.
+        // A former leader reads no rows.
         Holder::Exclusive { owner, epoch } => {
             values.extend([Value::text(owner.as_str()), Value::Int(*epoch)]);
             due.push_str(
@@ -94,11 +96,12 @@ pub(super) fn window<DB: Dialect>(
         }
     }
     if let Some(oldest) = lists {
-        // Also by one that ran out: whoever has it may still settle what is in it, until it is taken away.
+        // Also an expired group lease: its holder may still settle the events in it, until another
+        // node takes it away.
         values.push(Value::Int(oldest));
         let mut which = format!("b.batch_id >= ${}", values.len());
         if let Origin::After(cursor) = &take.from {
-            // Most of them lie before the place from which on is read: they need not be searched.
+            // Most group leases lie before the start of the window, and are not searched.
             values.push(Value::Time(Some(cursor.at)));
             let _ = write!(which, " AND b.due_to >= {{time ${}}}", values.len());
         }
@@ -168,21 +171,21 @@ pub(super) fn window<DB: Dialect>(
     (text, values)
 }
 
-/// How a taker locks the rows of its window.
+/// How a take locks the rows of its window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lock {
-    /// Not at all.
+    /// No locks.
     None,
-    /// Rows that others have locked are left out.
+    /// Leaves out rows that another transaction has locked.
     Skipping,
-    /// Rows are found first and then locked by their numbers, and looked at again. A search that
-    /// locks would lock what it passes, and wait for it in another order than those who settle and
-    /// write.
+    /// Finds the rows first, then locks them by their numbers and checks them again. A locking
+    /// search would lock every row that it passes, and wait for locks in another order than
+    /// settlements and writers do.
     Waiting,
 }
 
-/// The condition that an event is routed. The text depends on how many patterns there are, and on no other number: a relay has
-/// the same routes for as long as its settings stay.
+/// Condition that an event is routed. The text depends only on the number of patterns: the routes
+/// of a relay are the same for as long as its settings are.
 fn routed<DB: Dialect>(only: &Routed, values: &mut Vec<Value>) -> String {
     values.push(Value::texts(only.types.iter().map(String::as_str)));
     let mut text = format!(" AND (e.event_type {{in texts ${}}}", values.len());
@@ -206,14 +209,14 @@ fn routed<DB: Dialect>(only: &Routed, values: &mut Vec<Value>) -> String {
 pub(super) const CLAIM: &str = "UPDATE {listed events event_id texts $3} \
      SET locked_by = $1, locked_until = {later $2}, claims = claims + 1 {where listed events event_id texts $3}";
 
-/// Makes the verdicts of other holders on events of these keys come too late. They keep their leases: no other node handles these
-/// events before those run out.
+/// Makes the verdicts of other holders on events of these keys stale. The other holders keep their
+/// leases: no other node handles these events before the leases run out.
 ///
-/// Events whose lease ran out stay suspect, and get a time long ago ($3) that tells that they were
-/// fenced. Without it every take of a key with thousands of suspects would write all of them.
+/// Events whose lease ran out stay suspect, and get a time long ago ($3) that marks them as fenced.
+/// Without the mark every take of a key with thousands of suspects would write all of them.
 ///
-/// These rows have not been read, so the claims that another program wrote there end at a billion,
-/// as the table has it. At a billion the fence does not hold, but no relay holds such a row.
+/// These rows have not been read, so claims that another program wrote stop at a billion, the limit
+/// of the table. At a billion the fence does not hold, but no relay holds such a row.
 pub(super) const FENCE: &str = "UPDATE {listed events ordering_key texts $1} \
      SET claims = CASE WHEN claims < 1000000000 THEN claims + 1 ELSE claims END, \
      locked_by = CASE WHEN locked_until > {now} THEN locked_by END, \
@@ -221,19 +224,20 @@ pub(super) const FENCE: &str = "UPDATE {listed events ordering_key texts $1} \
      {where listed events ordering_key texts $1} AND {pending of key} \
      AND (locked_by <> $2 OR (locked_by IS NULL AND locked_until > {time $3}))";
 
-/// When the lease of a fenced event ended, as far as its row tells.
+/// End of the lease that the row of a fenced event shows.
 pub(super) const FENCED: DateTime<Utc> = DateTime::UNIX_EPOCH;
 
-/// Finds pending rows with an aggregate and no key, the oldest first. An UPDATE alone would wait for rows
-/// of open transactions on MySQL and MariaDB.
+/// Finds pending rows with an aggregate and no key, the oldest first. An UPDATE alone would wait
+/// for rows of open transactions on MySQL and MariaDB.
 pub(super) const UNKEYED: &str = "SELECT e.seq FROM {events} e {by events_key} \
      WHERE {pending} AND e.ordering_key IS NULL AND e.aggregate_id IS NOT NULL ORDER BY e.seq LIMIT 10000";
-/// Gives such rows the key of their aggregate. Rows that a relay holds too: later events of the key wait
-/// for them.
+/// Gives such rows the key of their aggregate. Includes rows that a relay holds: later events of
+/// the key wait for them.
 pub(super) const KEY_BY_AGGREGATE: &str = "UPDATE {listed events seq ints $1} SET ordering_key = {aggregate key} \
      {where listed events seq ints $1} AND ordering_key IS NULL";
 
-/// Leaves the time: that it ran out is what makes the event suspect.
+/// Removes the holder of an expired lease. The expired time stays, because it makes the event
+/// suspect.
 pub(super) const REAP: &str = "UPDATE {events} SET locked_by = NULL \
      WHERE {pending of events} AND locked_by IS NOT NULL AND locked_until <= {now}";
 
@@ -242,19 +246,19 @@ pub(super) const HELD: &str = "SELECT event_id, {int claims} FROM {events} \
 
 pub(super) const COUNT_START: &str = "UPDATE {events} SET crashes = crashes + 1 \
      WHERE event_id = $1 AND claims = $2 AND {pending of events}";
-/// What is added to it: who counts.
+/// Added to [`COUNT_START`]: the caller must still be the holder.
 pub(super) const COUNTED_BY_LEASE: &str = " AND locked_by = $3 AND locked_until > {now}";
 pub(super) const COUNTED_BY_LIST: &str = " AND locked_by IS NULL";
 pub(super) const COUNTED_BY_EPOCH: &str = " AND EXISTS (SELECT 1 FROM {leases} l \
      WHERE l.name = 'exclusive' AND l.holder = $3 AND l.epoch = $4)";
-/// And that nobody has listed it since.
+/// Added to [`COUNT_START`]: no group lease has the event.
 pub(super) const COUNTED_UNLISTED: &str = " AND seq NOT IN (SELECT unnest(b.seqs) FROM {batches} b)";
 pub(super) const CRASHES: &str = "SELECT {int crashes} FROM {events} WHERE event_id = $1";
 
 pub(super) const SEE_LEASE: &str =
     "SELECT holder, epoch, held_until, {now} FROM {leases} WHERE name = $1 {lock}";
-/// Goes on holding. A statement of its own, without the lock that taking over needs: settlements share the row, one after
-/// another without a gap, and would keep it from being renewed.
+/// Renews a lease. A statement of its own, without the lock that a takeover needs: settlements
+/// share the row, one after another without a gap, and would keep the lease from being renewed.
 pub(super) const KEEP_LEASE: &str =
     "UPDATE {leases} SET held_until = {later $3} WHERE name = $1 AND holder = $2";
 pub(super) const EPOCH: &str = "SELECT epoch FROM {leases} WHERE name = $1 AND holder = $2";
@@ -263,19 +267,21 @@ pub(super) const PUT_LEASE: &str =
 pub(super) const LEADER: &str = "SELECT holder FROM {leases} WHERE name = $1 AND held_until > {now}";
 pub(super) const RESIGN: &str = "UPDATE {leases} SET holder = NULL, held_until = NULL \
      WHERE name = $1 AND holder = $2 AND epoch = $3";
-/// Leaves the holder: that its lease ran out tells the next one that the holder vanished.
+/// Ends a lease but leaves its holder: the expired lease shows the next holder that this one
+/// vanished.
 pub(super) const END_LEASE: &str =
     "UPDATE {leases} SET held_until = {now} WHERE name = $1 AND holder = $2 AND epoch = $3";
 
-/// Pending, and nobody holds it. Locks it: whether it is a step of a join must not change any more.
+/// Finds a pending, free event and locks its row, so that the event cannot become or stop being a
+/// step of a join.
 pub(super) const CANCELLABLE: &str =
     "SELECT {int e.joined} FROM {events} e WHERE e.event_id = $1 AND {pending} AND {free} {lock}";
-/// Dead-letters a row that cannot be leased, and so cannot be settled, whatever is wrong with its values.
+/// Dead-letters a row that cannot be leased, and so cannot be settled, because of invalid values.
 pub(super) const DEAD_LETTER: &str = "UPDATE {events} AS e SET status = 3, done_at = {now}, done_by = $2, last_error = $3, \
      locked_by = NULL, locked_until = NULL, available_at = {now}, claims = 1, crashes = 0, \
      attempts = CASE WHEN e.attempts BETWEEN 0 AND 1000000000 THEN e.attempts ELSE 0 END \
      WHERE e.seq = $1 AND {pending} AND {free}";
-/// The id of a row that was dead-lettered, if it is a step of a join.
+/// The id of a dead-lettered row, if it is a step of a join.
 pub(super) const DEAD_STEP: &str =
     "SELECT e.event_id FROM {events} e WHERE e.seq = $1 AND {dead} AND e.joined = 1";
 pub(super) const CANCEL: &str = "DELETE FROM {events} WHERE event_id = $1";
@@ -287,7 +293,7 @@ pub(super) const REPLAY: &str = "UPDATE {listed events seq ints $1} SET status =
 pub(super) const STATS: &str = "SELECT {int status}, count(*) FROM {events} GROUP BY status";
 pub(super) const OLDEST_DUE: &str =
     "SELECT min(e.available_at), {now} FROM {events} e WHERE {pending} AND e.available_at <= {now}";
-/// The last pending event that has been due for so long, along the index.
+/// The last pending event that has been due for at least `$1`, by the index.
 pub(super) const LAST_DUE: &str = "SELECT e.available_at, e.seq FROM {events} e {by events_due} \
      WHERE {pending} AND e.available_at <= {earlier $1} ORDER BY e.available_at DESC, e.seq DESC LIMIT 1";
 pub(super) const BACKLOG: &str = "SELECT count(*), \
@@ -299,7 +305,7 @@ pub(super) const SEE_VERSION: &str = "SELECT {int max(version)} FROM {version}";
 pub(super) const CLEAR_VERSION: &str = "DELETE FROM {version}";
 pub(super) const PUT_VERSION: &str = "INSERT INTO {version} (version) VALUES ($1)";
 
-/// The condition of a filter, with its values numbered from `$1`.
+/// Condition of a filter, with its values numbered from `$1`.
 pub(super) fn condition(filter: &Filter) -> (String, Vec<Value>) {
     let mut text = match filter.status {
         Some(Status::Dead) => "{dead}".to_owned(),
@@ -315,7 +321,7 @@ pub(super) fn condition(filter: &Filter) -> (String, Vec<Value>) {
         let _ = write!(text, " AND COALESCE(e.aggregate_type, '{GLOBAL}') = '{GLOBAL}'");
     }
     let mut values = Vec::new();
-    // `$` stands where the value goes.
+    // `$` marks the place of the value.
     let mut add = |condition: &str, value: Option<Value>| {
         let (Some(value), Some((before, after))) = (value, condition.split_once('$')) else { return };
         values.push(value);
@@ -353,7 +359,7 @@ pub(super) fn count(filter: &Filter) -> (String, Vec<Value>) {
     (format!("SELECT count(*) FROM {{events}} e WHERE {condition}"), values)
 }
 
-/// How many there are of each type.
+/// Counts the events of each type.
 pub(super) fn types(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
     let (condition, values) = condition(filter);
     let text = format!(
@@ -363,14 +369,15 @@ pub(super) fn types(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
     (text, values)
 }
 
-/// The time, who leads the table, when something was last settled, and whether anybody holds a row. Not the maximum of `done_at`: for
-/// that SQLite reads the whole table, and MariaDB the whole index once NULLs are left out.
+/// The time, the leader of the table, the time of the last settlement, and whether any row is held.
+/// Not the maximum of `done_at`: for that SQLite reads the whole table, and MariaDB the whole index
+/// once NULLs are left out.
 pub(super) const SURROUNDINGS: &str = "SELECT {now}, \
      (SELECT x.holder FROM {leases} x WHERE x.name = 'exclusive' AND x.held_until > {now}), \
      (SELECT e.done_at FROM {events} e WHERE e.done_at IS NOT NULL ORDER BY e.done_at DESC LIMIT 1), \
      (SELECT count(*) FROM (SELECT e.seq FROM {events} e WHERE {pending} AND {held} LIMIT 1) h)";
 
-/// How many free events are due before this place in the queue, up to a limit.
+/// Counts the free events that are due before this place in the queue, up to a limit.
 pub(super) fn due_before(limit: u64) -> String {
     format!(
         "SELECT count(*) FROM (SELECT e.seq FROM {{events}} e WHERE {{pending}} AND e.available_at <= {{now}} \
@@ -388,21 +395,22 @@ pub(super) fn numbers(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
 /// Which rows one query of a purge selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purged {
-    /// DONE rows by `done_at`, along its index. `from`: not those before the time `$2`.
+    /// DONE rows by `done_at`, along its index. `from`: without rows before the time `$2`.
     Done { from: bool },
-    /// DONE rows without `done_at`. Read without locks: without an index of their own (MySQL has no partial ones) they lie among
-    /// the pending rows, and a locking read would lock all of those.
+    /// DONE rows without `done_at`. Read without locks: without an index of their own (MySQL has no
+    /// partial indexes) they lie among the pending rows, and a locking read would lock all of
+    /// those.
     DoneWithoutTime,
-    /// DEAD rows; `heads`: also those that hold back later events of their key.
+    /// DEAD rows; `heads`: also dead rows that hold back later events of their key.
     Dead { heads: bool },
     /// Pending rows.
     Pending,
 }
 
-/// Selects rows to purge: their ids, when they were done, and their numbers. Selected first and deleted by id: that takes no lock on a row that
-/// another transaction has locked.
+/// Selects rows to purge: their ids, their `done_at`, and their numbers. Rows are selected first
+/// and deleted by id, which takes no lock on a row that another transaction has locked.
 pub(super) fn purgeable<DB: Dialect>(what: Purged, limit: usize) -> String {
-    // A step of a join that is still open may be replayed, and says why the join waits.
+    // A step of an open join may be replayed, and explains why the join waits.
     const FREE: &str = "(e.joined = 0 OR NOT EXISTS (SELECT 1 FROM {members} m LEFT JOIN {joins} j ON j.join_id = m.join_id \
         WHERE m.event_id = e.event_id AND (j.status = 0 OR (m.home <> '' AND m.status = 0))))";
     const DEAD: &str = "{dead} AND COALESCE(e.done_at, e.created_at) < {earlier $1}";
@@ -434,18 +442,19 @@ pub(super) fn purgeable<DB: Dialect>(what: Purged, limit: usize) -> String {
         "SELECT e.event_id, e.done_at, e.seq FROM {{events}} e WHERE {FREE} AND {condition} LIMIT {limit} {lock}"
     )
 }
-/// Deletes a row whose id is no text, and names nothing in a list.
+/// Deletes a row by number, because its id is not text and matches no id in a list.
 pub(super) const PURGE_ROW: &str = "DELETE FROM {events} WHERE seq = $1";
-/// Deletes what [`Purged::DoneWithoutTime`] selected, unless it changed since.
+/// Deletes the rows that [`Purged::DoneWithoutTime`] selected, unless they changed since.
 pub(super) const PURGE_WITHOUT_TIME: &str = "DELETE {from listed events event_id texts $1} \
      {where listed events event_id texts $1} AND status = 1 AND done_at IS NULL";
 pub(super) const PURGE: &str =
     "DELETE {from listed events event_id texts $1} {where listed events event_id texts $1}";
 
-/// How many values [`row_values`] gives.
+/// Number of values that [`row_values`] returns.
 const ROW_VALUES: usize = 16;
 
-/// The columns that [`row_values`] has values for, and how each is written. The time it is available takes two.
+/// Columns that [`row_values`] has values for, and how each value is written. The time at which an
+/// event is available takes two values.
 const COLUMNS: [(&str, &str); ROW_VALUES] = [
     ("event_id", "$"),
     ("event_type", "$"),
@@ -467,16 +476,16 @@ const COLUMNS: [(&str, &str); ROW_VALUES] = [
 const AT: usize = ROW_VALUES - 3;
 const DELAY: usize = ROW_VALUES - 2;
 
-/// What is to be inserted: the values of each row, and which columns some row has something for. Most events leave most of them to
-/// their defaults, and every value costs.
+/// Rows to insert: the values of each row, and which columns have a value in at least one row. Most
+/// events leave most columns at their defaults, and every bound value costs time.
 struct Given {
     rows: Vec<[Value; ROW_VALUES]>,
     used: [bool; ROW_VALUES],
-    /// Whether some row says itself when it is due.
+    /// Whether at least one row has a due time of its own.
     due: bool,
 }
 
-/// Whether a value is more than its column's default.
+/// Whether a value differs from the default of its column.
 fn is_given(value: &Value) -> bool {
     !matches!(value, Value::Text(None) | Value::Bytes(None) | Value::Time(None) | Value::Int(0))
 }
@@ -495,7 +504,8 @@ impl Given {
         Self { rows, used, due }
     }
 
-    /// `INSERT INTO … (…) `, with those columns, in their order; then the time it is stored, the time it is due, and its lease.
+    /// `INSERT INTO … (…) ` with the used columns in their order, then `created_at`, the due time,
+    /// and the lease.
     fn insert_into(&self, leases: bool) -> String {
         let mut text = "INSERT INTO {events} (".to_owned();
         for ((column, _), _) in COLUMNS.iter().zip(self.used).filter(|(_, used)| *used) {
@@ -508,7 +518,7 @@ impl Given {
     }
 }
 
-/// Adds a value where it is written, in place of the `$`.
+/// Writes a placeholder in place of the `$`, and adds its value.
 fn write_value(text: &mut String, values: &mut Vec<Value>, written: &str, value: Value) {
     values.push(value);
     let (before, after) = written.split_once('$').unwrap_or((written, ""));
@@ -542,7 +552,7 @@ pub(super) fn insert_values(rows: &[NewRow], birth: Option<&BirthLease>) -> (Str
                 write_value(&mut text, &mut values, written, value.clone());
             }
             text.push_str("), ");
-            // The same time, or NULL if it was not said.
+            // The same time, or NULL if the event has no due time.
             match times.into_iter().find(|(_, value)| is_given(value)) {
                 Some((written, value)) => write_value(&mut text, &mut values, written, value),
                 None => text.push_str("NULL"),
@@ -559,10 +569,11 @@ pub(super) fn insert_values(rows: &[NewRow], birth: Option<&BirthLease>) -> (Str
     (text, values)
 }
 
-/// `INSERT … SELECT` from lists, one for each column: its text does not depend on how many rows there are. For databases that have
-/// arrays.
+/// `INSERT … SELECT` from one list per column: the text does not depend on the number of rows. For
+/// databases that have arrays.
 ///
-/// `first` is done before anything is inserted, and is given where the list of keys stands, if there are any. It is a table of one row.
+/// `first` returns a query of one row that runs before anything is inserted. Its argument is the
+/// placeholder of the list of keys; it is not called if no row has a key.
 #[cfg(feature = "postgres")]
 pub(super) fn insert_lists(
     rows: &[NewRow],
@@ -635,12 +646,13 @@ pub(super) fn insert_lists(
     (text, values)
 }
 
-/// Who has what is born leased, and for how long.
+/// Owner and length of the lease of events that are inserted leased.
 fn lease_values(birth: &BirthLease) -> [Value; 2] {
     [Value::text(birth.owner.as_str()), Value::micros(birth.lease)]
 }
 
-/// The values of one row, in the order of [`INSERT`]; the time it is available as an absolute time or a delay.
+/// Values of one row, in the order of [`COLUMNS`]; the time at which the event is available is an
+/// absolute time or a delay.
 pub(super) fn row_values(event: &Event) -> [Value; ROW_VALUES] {
     let owned = |text: Option<&str>| Value::Text(text.map(str::to_owned));
     let (payload, bytes, content_type) = match event.raw_payload() {

@@ -1,4 +1,5 @@
-//! The one store on SQL: what it does, step by step. How each database says it is in its own file.
+//! The SQL store: the steps of each operation. The SQL that only one database uses is in the file
+//! of that database.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -35,9 +36,9 @@ use crate::store::{
     Taken, Verdict,
 };
 
-/// How often a statement is tried again after a deadlock or a lock timeout.
+/// How often a statement is retried after a deadlock or a lock timeout.
 const TRIES: u32 = 12;
-/// The longest that is waited before it is.
+/// The longest pause before such a retry.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// The events of one outbox in a SQL database.
@@ -45,40 +46,41 @@ pub struct SqlStore<DB: Database> {
     pub(super) pools: Pools<DB>,
     sql: Sql<DB>,
     name: String,
-    /// What this process holds by lists.
+    /// Group leases that this process holds.
     pub(super) batches: Batches,
-    /// The latest `done_at` that the last full batch of a purge deleted; `None` to begin with the oldest.
+    /// The latest `done_at` that the last full batch of a purge deleted; `None` to begin with the
+    /// oldest.
     purged_until: Mutex<Option<DateTime<Utc>>>,
-    /// How to connect to the server itself, past a pooler.
+    /// Options to connect to the server itself, past a pooler.
     direct: Option<Options<DB>>,
-    /// Whether it was said that nothing wakes the relay.
+    /// Whether the log has the message that notifications cannot be received.
     polls: AtomicBool,
 }
 
-/// The names, the dialect and the clock: everything that makes a template a statement.
+/// Renders templates to statements: names, dialect and clock.
 struct Sql<DB> {
     names: Names,
     clock: Clock,
     /// How many bytes of a payload, and of headers, are read.
     most: usize,
-    /// Statements by their templates: most are the same few again and again.
+    /// Statements by their templates: most calls use the same few.
     made: RwLock<HashMap<Box<str>, Statement>>,
     sessions: Sessions,
     dialect: std::marker::PhantomData<fn() -> DB>,
 }
 
 impl<DB> Sql<DB> {
-    /// Longer templates belong to batches of odd sizes, and are not kept.
+    /// Longer templates belong to batches of odd sizes, and are not cached.
     const LONGEST_KEPT: usize = 4_096;
     const MOST_KEPT: usize = 512;
 
     fn kept(&self, template: &str) -> Option<Statement> {
-        self.made.read().expect("no one panics while holding this lock").get(template).cloned()
+        self.made.read().expect("no thread panics while it holds this lock").get(template).cloned()
     }
 
     fn keep(&self, template: &str, statement: &Statement) {
         let frozen = matches!(self.clock, Clock::Frozen(_));
-        let mut made = self.made.write().expect("no one panics while holding this lock");
+        let mut made = self.made.write().expect("no thread panics while it holds this lock");
         if !frozen && template.len() <= Self::LONGEST_KEPT && made.len() < Self::MOST_KEPT {
             made.insert(template.into(), statement.clone());
         }
@@ -119,9 +121,9 @@ impl<DB: Database> SqlStore<DB> {
         let direct = Self::direct(options)?;
         let pools = DB::connect(url, options).await?;
         if let Some(direct) = &direct {
-            // A server that cannot be reached may be there when the relay wants to hear from it.
+            // A server that cannot be reached now may be reachable when the relay starts to listen.
             if let Ok(true) = DB::are_shared(direct).await {
-                let reason = "direct_url leads to a pooler: name the PostgreSQL server itself";
+                let reason = "direct_url points to a pooler: set it to the PostgreSQL server itself";
                 return Err(Error::Setting(reason.to_owned()));
             }
         }
@@ -130,7 +132,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(Self { direct, ..Self::new(pools, names, options, name) })
     }
 
-    /// Lives beside the application's own pool: transactions come from it, the relay gets a small one of its own
+    /// Uses the pool of the application for transactions; the relay gets a small pool of its own
     /// with the same connection options.
     pub fn beside(pool: &Pool<DB>, options: &StoreOptions) -> Result<Self> {
         let names = Self::names(options)?;
@@ -144,7 +146,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(Self { direct, ..Self::new(DB::beside(pool, options, sessions), names, options, name) })
     }
 
-    /// How to connect to the server itself, if that was said.
+    /// Options to connect to the server itself, if `options` has a direct URL.
     fn direct(options: &StoreOptions) -> Result<Option<Options<DB>>> {
         match &options.direct_url {
             Some(_) if !DB::NOTIFIES => Err(Error::Setting(format!(
@@ -209,7 +211,7 @@ impl<DB: Database> SqlStore<DB> {
         self.pools.write.begin_for_user().await
     }
 
-    /// The same for a handler.
+    /// Begins the transaction of a handler. May be cancelled at any time.
     pub(crate) async fn begin_for_handler(&self) -> Result<Work<'static, DB>> {
         self.pools.write.begin_for_handler().await
     }
@@ -236,14 +238,14 @@ impl<DB: Database> SqlStore<DB> {
         })
     }
 
-    /// Which of these events are still there, seen from inside of their transaction.
+    /// Returns which of these events still exist, as their own transaction sees them.
     pub(crate) async fn kept(&self, conn: &mut DB::Connection, ids: &[EventId]) -> Result<HashSet<String>> {
         let statement = self.sql.render("SELECT event_id FROM {events} WHERE event_id {in texts $1}");
         let rows = DB::fetch(conn, statement, vec![ids_value(ids)]).await?;
         Ok(rows.iter().filter_map(|row| DB::text(row, 0).ok().flatten()).collect())
     }
 
-    /// The schema of the tables, if one was named, and the table of the events.
+    /// The schema of the tables, if one is set, and the table of the events.
     pub(super) fn schema_and_table(&self) -> (Option<String>, String) {
         (self.sql.names.schema.clone(), self.sql.names.table.clone())
     }
@@ -252,7 +254,7 @@ impl<DB: Database> SqlStore<DB> {
         &self.sql
     }
 
-    /// Turns what the database said into what the caller can act on.
+    /// Turns an error of the database into one that the caller can act on.
     pub(super) fn explain(&self, error: Error) -> Error {
         match error {
             Error::Database(e) if DB::is_missing_table(e.inner()) => {
@@ -292,7 +294,7 @@ impl<DB: Database> SqlStore<DB> {
         }
     }
 
-    /// The same of a statement that changes rows and returns some.
+    /// Runs a statement that changes rows and returns some, like [`run`](Self::run).
     pub(super) async fn fetch_written(&self, template: &str, values: Vec<Value>) -> Result<Vec<DB::Row>> {
         self.retried(|| async {
             let mut conn = self.relay_connection().await?;
@@ -313,7 +315,7 @@ impl<DB: Database> SqlStore<DB> {
         .await
     }
 
-    /// Does it again when it collided with somebody else's transaction.
+    /// Retries an operation that collided with another transaction.
     pub(super) async fn retried<T, F: Future<Output = Result<T>>>(
         &self,
         attempt: impl Fn() -> F,
@@ -335,7 +337,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(rows)
     }
 
-    /// Whether events are leased by lists here. Asks the server which product it is, if no connection
+    /// Whether the store uses group leases. Asks the server which product it is, if no connection
     /// has done so yet.
     pub(super) async fn has_lists(&self) -> Result<bool> {
         if DB::LISTS && self.sql.names.product.is_unknown() {
@@ -345,22 +347,23 @@ impl<DB: Database> SqlStore<DB> {
         Ok(self.lists())
     }
 
-    /// The same after a connection was opened.
+    /// Whether the store uses group leases, once a connection was opened.
     pub(super) fn lists(&self) -> bool {
         DB::LISTS && !self.sql.names.product.is_distributed()
     }
 
-    /// Whether the server carries notifications. Some distributed databases do; none is relied on.
+    /// Whether the server supports notifications. Some distributed databases do; the store does not
+    /// rely on them.
     fn notifies(&self) -> bool {
         DB::NOTIFIES && !self.sql.names.product.is_distributed()
     }
 
-    /// The settings with which a transaction reads by an index in its order, if the server has them.
+    /// Settings that make a transaction read an index in its order, if the server has them.
     pub(super) fn in_order(&self) -> Option<&'static str> {
         DB::IN_ORDER.filter(|_| !self.sql.names.product.is_distributed())
     }
 
-    /// The same along an index, however old the planner's statistics are.
+    /// Fetches rows by an index, however old the statistics of the planner are.
     pub(super) async fn fetch_in_order(&self, template: &str, values: Vec<Value>) -> Result<Vec<DB::Row>> {
         let Some(settings) = self.in_order() else { return self.fetch(template, values).await };
         let mut tx = begin_by(&self.pools.read, Some(settings.to_owned())).await?;
@@ -370,11 +373,11 @@ impl<DB: Database> SqlStore<DB> {
         Ok(rows)
     }
 
-    /// Takes, keeps or is refused a named lease whose row is there.
+    /// Claims or renews a named lease whose row exists, or returns its other holder.
     async fn lead_by_row(&self, name: &Value, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
         let mut tx = begin_on(&self.pools.relay).await?;
         let rows = DB::fetch(&mut tx, self.sql.render(sql::SEE_LEASE), vec![name.clone()]).await?;
-        let row = rows.first().ok_or_else(|| Error::Store("the lease's row vanished".to_owned()))?;
+        let row = rows.first().ok_or_else(|| Error::Store("the row of the lease is missing".to_owned()))?;
         let now = DB::time(row, 3)?.unwrap_or_default();
         let (current, epoch) = (DB::text(row, 0)?, DB::int(row, 1)?.unwrap_or_default());
         let until = DB::time(row, 2)?;
@@ -395,7 +398,7 @@ impl<DB: Database> SqlStore<DB> {
         Ok(answer)
     }
 
-    /// Deletes a pending event that nobody holds. A step that is cancelled will never be completed.
+    /// Deletes a pending event without a holder. A cancelled step counts as failed.
     async fn cancel_in_one(&self, id: &EventId) -> Result<bool> {
         let key = || vec![Value::text(id.as_str())];
         let mut tx = if self.has_lists().await? {
@@ -419,7 +422,7 @@ impl<DB: Database> SqlStore<DB> {
         let acted = self.join_on(&mut tx, act).await;
         match acted {
             Ok(_) => tx.commit().await?,
-            // A join that says no is nothing unusual: the connection stays.
+            // An error of a join is expected: the connection stays usable.
             Err(_) => tx.rollback().await?,
         }
         acted
@@ -448,18 +451,19 @@ impl<DB: Database> SqlStore<DB> {
             let left = Purge { limit: purge.limit - purged as usize, ..purge };
             purged += self.purge_selected(&mut tx, *what, left, None).await?.0;
         }
-        // Also if there was nothing: a transaction that is dropped keeps its locks for a moment longer.
+        // Also if nothing was deleted: a dropped transaction keeps its locks for a moment longer.
         tx.commit().await?;
         Ok(purged)
     }
 
     /// Deletes DONE rows, oldest first.
     ///
-    /// Dead rows that are kept stay in the index of `done_at`, where the oldest rows are. So that not every batch reads past all of
-    /// them, a batch begins where the one before ended. A batch that finds fewer than it may delete looks from the beginning
-    /// once more: what it leaves is young, locked, or a step of an open join.
+    /// Retained dead rows stay in the index of `done_at`, among its oldest entries. So that not
+    /// every batch reads past all of them, a batch begins where the previous one ended. A batch
+    /// that finds fewer rows than it may delete starts again from the beginning: the rows that it
+    /// leaves are young, locked, or steps of an open join.
     async fn purge_done(&self, tx: &mut Work<'static, DB>, purge: Purge) -> Result<u64> {
-        let position = || self.purged_until.lock().expect("no one panics while holding this lock");
+        let position = || self.purged_until.lock().expect("no thread panics while it holds this lock");
         let from = *position();
         let (mut purged, mut last) =
             self.purge_selected(tx, Purged::Done { from: from.is_some() }, purge, from).await?;
@@ -477,7 +481,8 @@ impl<DB: Database> SqlStore<DB> {
         Ok(purged)
     }
 
-    /// Deletes what one query selects. Returns how many rows, and the latest `done_at` among them.
+    /// Deletes the rows that one query selects. Returns how many, and the latest `done_at` among
+    /// them.
     async fn purge_selected(
         &self,
         tx: &mut Work<'static, DB>,
@@ -496,14 +501,14 @@ impl<DB: Database> SqlStore<DB> {
         for row in &rows {
             match DB::text(row, 0) {
                 Ok(id) => ids.push(id),
-                // Other programs may write what is no text.
+                // Another program may have written an id that is not text.
                 Err(_) => {
                     let number = vec![Value::Int(DB::int(row, 2)?.unwrap_or_default())];
                     purged += DB::run(tx, self.sql.render(sql::PURGE_ROW), number).await?;
                 }
             }
         }
-        // A time that cannot be read is no place to go on from.
+        // A time that cannot be read cannot be the start of the next batch.
         let last = rows.last().and_then(|row| DB::time(row, 1).ok().flatten());
         let delete = if what == Purged::DoneWithoutTime { sql::PURGE_WITHOUT_TIME } else { sql::PURGE };
         if !ids.is_empty() {
@@ -540,14 +545,14 @@ impl<DB: Database> SqlStore<DB> {
     }
 }
 
-/// Says that the URL of a store does without the verification of its server.
+/// Logs a warning if the URL of a store disables the verification of its server.
 pub(crate) fn warn_if_unverified(store: &str, url: &str) {
     if let Some(reason) = crate::connect::unverified(url) {
         tracing::warn!(store, "connection to the database server is not verified: {reason}");
     }
 }
 
-/// Whether two transactions were in each other's way, so that trying again helps.
+/// Whether two transactions collided, so that a retry helps.
 fn is_collision(error: &Error) -> bool {
     let Error::Database(e) = error else { return false };
     let Some(e) = e.inner().as_database_error() else { return false };
@@ -558,8 +563,8 @@ fn is_collision(error: &Error) -> bool {
         || e.message().contains("[try again later]")
 }
 
-/// Counts a collision, and waits a little: at once the first time, then longer and longer, each for a time of its own. Those
-/// who collide at once and all come back at once collide again.
+/// Counts a collision and waits: not at all the first time, then for a random time up to a growing
+/// limit. Transactions that collide and all retry at once would collide again.
 async fn step_aside(tries: &mut u32) {
     let most = LONGEST_PAUSE.min(Duration::from_millis((1 << *tries) - 1));
     *tries += 1;
@@ -582,7 +587,7 @@ impl<DB: Database> Store for SqlStore<DB> {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        // In a fleet the permit for this operation is one for a connection, and not for two.
+        // In a fleet the permit for this operation covers one connection, not two.
         let mut tx = match &self.pools.write {
             Source::Pool(_) => self.begin().await?,
             source => begin_on(source).await?,
@@ -649,7 +654,7 @@ impl<DB: Database> Store for SqlStore<DB> {
         for row in &rows {
             still.extend(DB::text(row, 0)?.zip(DB::int(row, 1)?));
         }
-        // The claim as well: the same owner may hold the event again.
+        // Compares the claim as well: the same owner may hold the event again.
         let is_held =
             |(id, claim): &&(EventId, Claim)| still.contains(&(id.as_str().to_owned(), i64::from(*claim)));
         kept.extend(held.iter().filter(is_held).map(|(id, _)| id.clone()));
@@ -699,7 +704,8 @@ impl<DB: Database> Store for SqlStore<DB> {
 
     async fn lead(&self, name: &str, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
         if name == EXCLUSIVE && self.has_lists().await? {
-            // Whoever holds the table leases nothing, and so does not come to take away what ran out.
+            // The leader of the table leases no events, and so never removes expired group leases
+            // itself.
             self.retried(|| self.reap_listed("")).await?;
         }
         let (name, us) = (Value::text(name), Value::text(holder.as_str()));
@@ -897,7 +903,7 @@ impl<DB: Database> Store for SqlStore<DB> {
 }
 
 impl<DB: Database> SqlStore<DB> {
-    /// How to connect to a session that may wait for notifications; `None` if there is none.
+    /// Options to connect to a session that can receive notifications; `None` if there is none.
     fn notifier(&self) -> Option<Options<DB>> {
         if let Some(direct) = &self.direct {
             return Some(direct.clone());
@@ -918,13 +924,13 @@ impl<DB: Database> SqlStore<DB> {
         }
     }
 
-    /// Where processes tell each other that something was appended. Names of channels are the database's: one that is heard
-    /// without need does no harm.
+    /// Channel of the notifications that something was appended. Channels belong to the database:
+    /// an unneeded notification does no harm.
     fn channel(&self) -> String {
         format!("{}_log", self.sql.names.table)
     }
 
-    /// The statements that make the tables, as text.
+    /// The statements that create the tables, as text.
     pub fn migration_sql(&self) -> Result<String> {
         let names = &self.sql.names;
         let options =
@@ -939,7 +945,7 @@ impl<DB: Database> SqlStore<DB> {
         }
     }
 
-    /// As a store that can be shared.
+    /// Wraps the store in an `Arc`.
     pub fn shared(self) -> Arc<Self> {
         Arc::new(self)
     }

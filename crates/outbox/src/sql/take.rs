@@ -1,4 +1,5 @@
-//! Taking: what is due is read, what is blocked by an earlier event of its key is left out, the rest is leased or held.
+//! Taking: reads due events, leaves out those blocked by an earlier event of their key, and leases
+//! the rest, or only returns it to the leader of the whole table.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -17,7 +18,8 @@ use crate::join::Step;
 use crate::store::{Cursor, Holder, KeyQueueId, NodeId, Origin, Store as _, Take, short_error};
 
 impl<DB: Database> SqlStore<DB> {
-    /// Leases what is due: selects and locks the window, finds what blocks its keys, marks the rest as ours.
+    /// Leases due events: selects and locks the window, finds the events that block its keys,
+    /// leases the rest.
     pub(super) async fn claim(&self, take: &Take, owner: &NodeId, lease: Duration) -> Result<Window> {
         if self.has_lists().await? {
             return self.claim_listed(take, owner, lease).await;
@@ -33,8 +35,9 @@ impl<DB: Database> SqlStore<DB> {
         Ok(window)
     }
 
-    /// Takes keys away as a whole from holders whose lease on an event of the window ran out. Such a holder may be there still, with
-    /// later events of the key in hand: if it settled these, the one that is taken now would come again after them.
+    /// Fences whole keys from holders whose lease on an event of the window ran out. Such a holder
+    /// may still run, with later events of the key in flight: if it settled those, the event that
+    /// is taken now would be delivered after them.
     pub(super) async fn fence(
         &self,
         conn: &mut DB::Connection,
@@ -75,14 +78,16 @@ impl<DB: Database> SqlStore<DB> {
         Ok(())
     }
 
-    /// Reads what is due without writing anything: the taker holds the whole table.
+    /// Reads due events without a write: the taker holds the whole table.
     pub(super) async fn read(&self, take: &Take) -> Result<Window> {
         let Some(settings) = self.in_order() else {
-            // Not among the reads of people, which may be slow; on SQLite not behind the one writer.
+            // Not from the pool of admin reads, which may be slow; on SQLite not behind the one
+            // writer.
             let source = if DB::READS_APART { &self.pools.read } else { &self.pools.relay };
             return self.read_from(source, take).await;
         };
-        // The relay's own connections are told once how to plan; those of a fleet serve everybody.
+        // The connections of the relay have their planner settings from the start; those of a fleet
+        // are shared by all users.
         if let Source::Pool(_) = self.pools.relay {
             return self.read_from(&self.pools.relay, take).await;
         }
@@ -99,9 +104,9 @@ impl<DB: Database> SqlStore<DB> {
         Ok(window)
     }
 
-    /// The place of the last pending event that has been due for so long.
+    /// Place of the last pending event that has been due for longer than this.
     pub(super) async fn find_last_due(&self, longer_than: Duration) -> Result<Option<Cursor>> {
-        // As `read`: a taker must not wait for the reads of people.
+        // As in `read`: a take must not wait for admin reads.
         let source = if DB::READS_APART { &self.pools.read } else { &self.pools.relay };
         let mut conn = source.acquire().await?;
         let rows = DB::fetch(&mut conn, self.render(sql::LAST_DUE), vec![Value::micros(longer_than)]).await?;
@@ -118,11 +123,11 @@ impl<DB: Database> SqlStore<DB> {
         Ok(window)
     }
 
-    /// Selects what may be taken, before order per key is looked at.
+    /// Selects the rows that may be taken, before the order per key is checked.
     pub(super) async fn look(&self, conn: &mut DB::Connection, take: &Take, lock: Lock) -> Result<Window> {
         let takes = match &take.from {
             Origin::Keys(keys) if !DB::LATERAL => {
-                // A key that is named twice is one key: its rows must not come twice.
+                // A key that is named twice counts once: its rows must not be returned twice.
                 let keys: BTreeSet<&Arc<str>> = keys.iter().collect();
                 let limit = (take.limit / keys.len().max(1)).max(1);
                 let one =
@@ -149,7 +154,7 @@ impl<DB: Database> SqlStore<DB> {
             window.leave_out_unkeyed();
         }
         if window.is_cut() {
-            // There are more rows, but no room for their bytes.
+            // There are more rows, but they exceed the limit of bytes.
             window.scanned = window.scanned.max(take.limit);
         }
         Ok(window)
@@ -167,11 +172,11 @@ impl<DB: Database> SqlStore<DB> {
                     tracing::error!(store, seq, reason, "dead-lettered an event that cannot be read");
                     moved += 1;
                 }
-                // Another relay has done it.
+                // Another relay has dead-lettered or changed the row.
                 Ok(false) => {}
                 Err(error) => {
                     tracing::warn!(store, seq, reason, %error, "event that cannot be read was not dead-lettered");
-                    // A database that does not answer does not answer for the next row either.
+                    // A database that does not answer will not answer for the next row either.
                     if !matches!(&error, Error::Database(e) if e.inner().as_database_error().is_some()) {
                         break;
                     }
@@ -181,7 +186,7 @@ impl<DB: Database> SqlStore<DB> {
         moved
     }
 
-    /// Dead-letters one row, and fails the step that the event is, as a verdict would.
+    /// Dead-letters one row. If the event is a step of a join, the step fails, as with a verdict.
     async fn dead_letter_row(&self, by: &NodeId, seq: i64, reason: &str) -> Result<bool> {
         let reason = short_error(&format!("cannot be decoded: {reason}"));
         let values = vec![Value::Int(seq), Value::text(by.as_str()), Value::text(reason)];
@@ -189,7 +194,7 @@ impl<DB: Database> SqlStore<DB> {
         let moved = DB::run(&mut tx, self.render(sql::DEAD_LETTER), values).await? > 0;
         if moved {
             let rows = DB::fetch(&mut tx, self.render(sql::DEAD_STEP), vec![Value::Int(seq)]).await?;
-            // An id that is no text is the id of no step.
+            // An id that is not text belongs to no step.
             if let Some(id) = rows.first().and_then(|row| DB::text(row, 0).ok().flatten()) {
                 self.count_steps(&mut tx, &HashMap::from([(id.as_str(), Step::Failed)])).await?;
             }
@@ -198,8 +203,9 @@ impl<DB: Database> SqlStore<DB> {
         Ok(moved)
     }
 
-    /// Takes out of the window what an earlier event of the same run, outside of it, holds back; of a probe, all but one event.
-    /// `lists` are those that the taker has.
+    /// Removes from the window the events that an earlier event of the same key queue, outside of
+    /// the window, holds back; of a probe, all but one event. `lists`: the ids of the group leases
+    /// of the taker.
     pub(super) async fn block(
         &self,
         conn: &mut DB::Connection,
@@ -228,13 +234,14 @@ impl<DB: Database> SqlStore<DB> {
         if last.is_empty() {
             return Ok(());
         }
-        // Destinations as small numbers: the statement names them.
+        // Destinations as small numbers, which the statement contains.
         let numbers: BTreeSet<u64> = take.destinations.values().copied().collect();
         let number = |run: &KeyQueueId| -> Option<i64> {
             let destination = run.destination?;
             (1..).zip(&numbers).find(|(_, one)| **one == destination).map(|(n, _)| n)
         };
-        // A node that holds all of a key up to some place holds all that goes to one destination up to there.
+        // A node that holds all events of a key up to some number holds all of them for each
+        // destination up to there.
         let frontier = |run: &KeyQueueId| {
             let whole =
                 run.destination.and_then(|_| take.held_up_to.get(&KeyQueueId::of_key(run.key.clone())));
@@ -258,7 +265,8 @@ impl<DB: Database> SqlStore<DB> {
             Holder::Lease { owner, .. } => {
                 values.push(Value::text(owner.as_str()));
                 let us = values.len();
-                // As the database has it: a lease that ran out, and is another's now, is in the way.
+                // Decided by the database: an event whose lease ran out, and which another node has
+                // now, blocks the key.
                 format!(
                     "NOT COALESCE(o.seq <= {{frontier}} AND o.locked_by = ${us} AND o.locked_until > {{now}}, FALSE)"
                 )
@@ -272,15 +280,16 @@ impl<DB: Database> SqlStore<DB> {
         for row in DB::fetch(conn, self.render(&stops_of), values).await? {
             if let (Some(key), Some(stop)) = (DB::text(&row, 0)?, DB::int(&row, 2)?) {
                 stops.insert((key, DB::int(&row, 1)?), stop);
-                // Other programs write this column too: a type that is no text is not learned.
+                // Other programs write this column too: a type that is not text is left out.
                 window.skipped_types.extend(DB::text(&row, 3).ok().flatten());
             }
         }
         if stops.is_empty() {
             return Ok(());
         }
-        // An event of the window that is left out is in the way of others itself. What holds back an event of one destination
-        // also holds back those of its key that go anywhere, so only these are looked at.
+        // An event of the window that is left out blocks others itself. An event that blocks one
+        // destination of a key also blocks the events of the key without a destination, so only
+        // those are checked.
         let mut cut: HashMap<Arc<str>, i64> = HashMap::new();
         let stop = |run: &KeyQueueId| stops.get(&(run.key.to_string(), number(run))).copied();
         for row in &window.rows {
@@ -300,7 +309,7 @@ impl<DB: Database> SqlStore<DB> {
     }
 }
 
-/// The condition that an event `o` does not go to another destination than a run.
+/// Condition that an event `o` does not go to another destination than the key queue.
 fn same_destination(take: &Take, numbers: &BTreeSet<u64>, values: &mut Vec<Value>) -> String {
     values.push(Value::texts(take.destinations.keys().map(String::as_str)));
     let mut text = format!(" AND CASE WHEN NOT (o.event_type {{in texts ${}}}) THEN TRUE", values.len());

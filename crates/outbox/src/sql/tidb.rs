@@ -1,34 +1,34 @@
-//! MySQL's statements for TiDB, which lacks some of their words.
+//! Rewrites MySQL's statements for TiDB, which lacks some of their syntax.
 //!
 //! A statement is written for MySQL, and rewritten here when it is sent to TiDB.
-//! `docs/guide/tidb.md` says where each difference is documented.
+//! `docs/guide/tidb.md` lists where each difference is documented.
 //!
 //! | MySQL | TiDB | why |
 //! | --- | --- | --- |
-//! | `JSON_TABLE(?, …) s` | `(SELECT ? AS … UNION ALL …) s` | there is no such function |
-//! | `IN (SELECT j.v FROM JSON_TABLE(?, …) j)` | `IN (?, ?, …)` | the same, and a list is found by an index |
-//! | `FOR UPDATE SKIP LOCKED` | `FOR UPDATE`, one taker after another | it is parsed, and then nothing is locked |
-//! | `LOCK IN SHARE MODE` | `FOR UPDATE` | it is refused, or locks nothing |
+//! | `JSON_TABLE(?, …) s` | `(SELECT ? AS … UNION ALL …) s` | the function does not exist |
+//! | `IN (SELECT j.v FROM JSON_TABLE(?, …) j)` | `IN (?, ?, …)` | the same, and an index can search a list |
+//! | `FOR UPDATE SKIP LOCKED` | `FOR UPDATE`, one taker after another | it is parsed, but locks nothing |
+//! | `LOCK IN SHARE MODE` | `FOR UPDATE` | it is rejected, or locks nothing |
 
 use serde_json::Value as Json;
 
 use super::dialect::Value;
 use super::names::Statement;
 
-/// The scripts that make the tables. Versions before the first that knew TiDB have none.
+/// The scripts that create the tables. Versions before the first one with TiDB support have none.
 pub(super) const MIGRATIONS: &[&str] =
     &["", "", "", "", "", "", "", "", "", include_str!("../../migrations/tidb/0010_schema.sql")];
 
 /// Deletes tags by their positions, for which TiDB's tables have an index.
 pub(super) const PURGE_TAGS: &str = "DELETE FROM {log_tags} WHERE position {in ints $1}";
 
-/// Locks the row by which takers take turns.
+/// Locks the row that serializes takes.
 pub(super) const TAKE_TURN: &str = "SELECT epoch FROM {leases} WHERE name = 'claim' FOR UPDATE";
 
-/// How a list that travels as JSON becomes a table.
+/// Start of a list that is sent as JSON and read as a table.
 const LIST: &str = "JSON_TABLE(?, '$[*]' COLUMNS (";
 
-/// Rewrites a statement for TiDB. The text depends on how long its lists are, so it does not stay
+/// Rewrites a statement for TiDB. The text depends on the lengths of its lists, so it is not kept
 /// prepared.
 pub(super) fn rewrite(statement: Statement, values: Vec<Value>) -> (Statement, Vec<Value>) {
     let text = lock_plainly(&statement.text);
@@ -55,9 +55,9 @@ fn lock_plainly(text: &str) -> String {
     text.replace("FOR UPDATE /*!80000 OF e */", "FOR UPDATE").replace("LOCK IN SHARE MODE", "FOR UPDATE")
 }
 
-/// What is written so far.
+/// The statement as far as it is rewritten.
 struct Written<'a> {
-    /// Which of the values belongs to the next placeholder.
+    /// Indexes of the values of the next placeholders.
     given: std::vec::IntoIter<usize>,
     values: &'a [Value],
     text: String,
@@ -73,14 +73,14 @@ impl Written<'_> {
         }
     }
 
-    /// Writes the list of the next placeholder. Returns what follows it.
+    /// Writes the list of the next placeholder. Returns the text after it.
     fn list<'t>(&mut self, columns: &[Column<'_>], after: &'t str) -> &'t str {
         let list = self.given.next().map(|n| self.values[n].clone());
         let rows = rows(list, columns);
         let names: Vec<String> = columns.iter().map(|column| format!("j.{}", column.name)).collect();
         let selected = format!("(SELECT {} FROM ", names.join(", "));
         match after.strip_prefix(" j)") {
-            // `IN ()` is no SQL, and an empty table does as well.
+            // `IN ()` is not valid SQL; an empty table has the same meaning.
             Some(after) if !rows.is_empty() && self.text.ends_with(&selected) => {
                 self.text.truncate(self.text.len() - selected.len());
                 self.members(columns.len(), rows);
@@ -127,7 +127,7 @@ struct Column<'t> {
 }
 
 impl<'t> Column<'t> {
-    /// Reads columns up to the parentheses that end them. Returns what follows.
+    /// Parses columns up to the parentheses that end them. Returns the text after them.
     fn parse_all(text: &'t str) -> (Vec<Self>, &'t str) {
         let (columns, after) = text.split_once("))").unwrap_or((text, ""));
         let parse = |column: &'t str| {
@@ -138,12 +138,12 @@ impl<'t> Column<'t> {
         (columns.split(", ").map(parse).collect(), after)
     }
 
-    /// How many characters fit, for a `varchar`.
+    /// Maximum length of a `varchar`, in characters.
     fn length(&self) -> Option<usize> {
         self.kind.strip_prefix("varchar(")?.split(')').next()?.parse().ok()
     }
 
-    /// The value with its type, and its name if asked for. A text has the collation of the columns
+    /// The value with its type, and its name if `named`. A text has the collation of the columns
     /// that it is compared with.
     fn cell(&self, value: &str, named: bool) -> String {
         let typed = match self.kind.split_once("COLLATE ") {
@@ -156,8 +156,8 @@ impl<'t> Column<'t> {
         if named { format!("{typed} AS {}", self.name) } else { typed }
     }
 
-    /// What the path leads to. As in MySQL, a text that does not fit is NULL: cut off it could be
-    /// another's.
+    /// The value at the path. As in MySQL, a text that does not fit is NULL: truncated, it could
+    /// equal another value.
     fn value(&self, element: &Json) -> Value {
         let found = match self.path.trim_start_matches('$') {
             "" => Some(element),

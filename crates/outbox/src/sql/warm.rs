@@ -1,8 +1,9 @@
-//! Connections that stay out of their pool for a moment after they were used, for whoever comes next.
+//! Reuses a connection for the next caller instead of returning it to its pool at once.
 //!
-//! sqlx asks a connection whether it is still there when it goes back to its pool, and again when it is taken out. Of the six round trips
-//! of a transaction with two statements these are two. One that has just done its work is there; so it waits here for a few
-//! milliseconds, and goes back to its pool if nobody wants it.
+//! sqlx pings a connection when it is returned to its pool, and again when it is acquired. These
+//! are two of the six round trips of a transaction with two statements. A connection that has just
+//! been used is alive; so it is kept here for a few milliseconds, and returned to its pool if no
+//! caller takes it.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,17 +17,19 @@ use super::begin::Finished;
 use super::dialect::Dialect;
 use super::sessions::Sessions;
 
-/// How long a connection waits. Whoever asks the pool itself waits for it no longer than this.
+/// How long a connection is kept. A caller that asks the pool itself waits no longer than this for
+/// it.
 const WARM: Duration = Duration::from_millis(3);
 
-/// How long a connection stays out of its pool, from hand to hand. Only there it is replaced when it is old.
+/// How long a connection may stay out of its pool while it is reused. Only the pool replaces old
+/// connections.
 const OUTSIDE: Duration = Duration::from_secs(60);
 
-/// How long a connection may have been idle without being asked whether it is still there.
+/// How long a connection may have been idle before it is pinged.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// A pool whose connections are asked whether they are still there if they were idle for a while. sqlx asks each time: a round trip
-/// more for every statement and every transaction.
+/// Options of a pool that pings a connection only if it was idle for a while. sqlx pings each time:
+/// one more round trip for every statement and every transaction.
 pub(super) fn pool<DB: Dialect>(max_connections: u32) -> PoolOptions<DB> {
     let pool = PoolOptions::new().max_connections(max_connections).test_before_acquire(false);
     let pool = pool.before_acquire(|conn: &mut DB::Connection, idle| {
@@ -40,7 +43,8 @@ pub(super) fn pool<DB: Dialect>(max_connections: u32) -> PoolOptions<DB> {
     pool.after_release(|conn: &mut DB::Connection, _| {
         Box::pin(async move {
             if depth::<DB>(conn) > 0 {
-                // A rollback that began when the transaction was dropped ends before this is answered.
+                // A rollback that began when the transaction was dropped ends before the ping is
+                // answered.
                 conn.ping().await?;
             }
             Ok(leave_transaction::<DB>(conn).await)
@@ -52,8 +56,9 @@ fn depth<DB: Dialect>(conn: &DB::Connection) -> usize {
     DB::TransactionManager::get_transaction_depth(conn)
 }
 
-/// Ends a transaction that is still open according to the driver. False: the connection has to be closed, because it is not
-/// known what is open on it. The next one's transaction would be part of that, or never begin.
+/// Rolls back a transaction that is still open according to the driver. False: the connection has
+/// to be closed, because its transaction state is unknown. The next transaction would become part
+/// of the open one, or never begin.
 pub(super) async fn leave_transaction<DB: Dialect>(conn: &mut DB::Connection) -> bool {
     while depth::<DB>(conn) > 0 {
         let before = depth::<DB>(conn);
@@ -71,7 +76,7 @@ pub(super) async fn leave_transaction<DB: Dialect>(conn: &mut DB::Connection) ->
     true
 }
 
-/// What a transaction begins with.
+/// Statements that a transaction begins with.
 #[derive(Default)]
 pub(crate) struct First {
     /// A statement that is sent before the transaction begins.
@@ -101,12 +106,12 @@ pub(super) async fn begin_with<DB: Dialect>(
 /// How the transactions of a pool begin.
 pub(crate) struct Begin {
     pub(crate) sessions: Sessions,
-    /// The statement while sessions are shared; the database's own if `None`.
+    /// The statement for shared sessions; `None`: the default of the database.
     pub(crate) shared: Option<&'static str>,
 }
 
 impl Begin {
-    /// Without settings: for the application.
+    /// Without settings, for connections of the application.
     pub(crate) fn plain(sessions: &Sessions) -> Self {
         Self { sessions: sessions.clone(), shared: None }
     }
@@ -116,38 +121,39 @@ impl Begin {
     }
 }
 
-/// A pool, and those of its connections that were used a moment ago.
+/// A pool, and its connections that were used a moment ago.
 #[doc(hidden)]
 pub struct Warm<DB: Dialect> {
     pool: Pool<DB>,
-    /// How many may wait here.
+    /// How many connections may be kept here.
     room: usize,
     inner: Mutex<Inner<DB>>,
     begin: Begin,
 }
 
 struct Inner<DB: Dialect> {
-    /// The one used last is the last.
+    /// Ordered by last use, the most recent last.
     waiting: Vec<Waiting<DB>>,
-    /// Whether a task sees to it that they go back.
+    /// Whether a task runs that returns these connections to the pool.
     watched: bool,
 }
 
 struct Waiting<DB: Dialect> {
     conn: PoolConnection<DB>,
     since: Instant,
-    /// When it came from its pool.
+    /// When the connection was acquired from its pool.
     out: Instant,
 }
 
 impl<DB: Dialect> Warm<DB> {
-    /// For a pool of this store's own. Half of it stays for those who ask the pool itself.
+    /// For a pool of the store. Half of its connections stay for callers of the pool itself.
     pub(crate) fn new(pool: Pool<DB>, begin: Begin) -> Arc<Self> {
         let room = pool.options().get_max_connections() as usize / 2;
         Self::with_room(pool, room, begin)
     }
 
-    /// For a pool of the application's, which may want to know of each connection that comes back: none waits here.
+    /// For a pool of the application, which may observe each returned connection: none is kept
+    /// here.
     pub(crate) fn never(pool: Pool<DB>, begin: Begin) -> Arc<Self> {
         Self::with_room(pool, 0, begin)
     }
@@ -157,14 +163,15 @@ impl<DB: Dialect> Warm<DB> {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner<DB>> {
-        self.inner.lock().expect("no one panics while holding this lock")
+        self.inner.lock().expect("no thread panics while it holds this lock")
     }
 
     pub(crate) fn pool(&self) -> &Pool<DB> {
         &self.pool
     }
 
-    /// A connection for one statement or more: inside a transaction if its session is shared.
+    /// Returns a connection for one or more statements, inside a transaction if its session is
+    /// shared.
     pub(crate) async fn acquire(self: &Arc<Self>) -> Result<Used<DB>, sqlx::Error> {
         if self.begin.sessions.are_shared() { self.begin(First::default()).await } else { self.take().await }
     }
@@ -178,8 +185,8 @@ impl<DB: Dialect> Warm<DB> {
         Ok(Used { from: self.clone(), conn: Some(conn), out, open: false })
     }
 
-    /// A connection of the pool on which no transaction is open. A pool of the application's has those as well that others
-    /// have left in the middle of one.
+    /// Acquires a connection on which no transaction is open. A pool of the application may also
+    /// hold connections that were returned in the middle of a transaction.
     async fn acquire_clean(&self) -> Result<PoolConnection<DB>, sqlx::Error> {
         loop {
             let mut conn = self.pool.acquire().await?;
@@ -193,15 +200,16 @@ impl<DB: Dialect> Warm<DB> {
     /// Begins a transaction that is going to write. May be cancelled at any time.
     ///
     /// A `BEGIN` that is dropped half way would leave its connection inside a transaction that the
-    /// driver does not know of, for the next statement to be part of. So it is finished in the
-    /// background then, and rolled back.
+    /// driver does not know of, and the next statement would become part of it. So a cancelled
+    /// `BEGIN` is finished in the background and rolled back.
     pub(crate) async fn begin(self: &Arc<Self>, first: First) -> Result<Used<DB>, sqlx::Error> {
         let pool = self.clone();
         Finished::new(async move { pool.begin_on_live(&first).await }).await
     }
 
     async fn begin_on_live(self: &Arc<Self>, first: &First) -> Result<Used<DB>, sqlx::Error> {
-        // Connections that broke a moment ago say so now. There are no more of them than there are connections.
+        // A connection that broke a moment ago fails now. There are at most as many of them as
+        // connections.
         let mut broken = self.pool.size();
         loop {
             let mut used = self.take().await?;
@@ -213,7 +221,7 @@ impl<DB: Dialect> Warm<DB> {
         }
     }
 
-    /// Takes a connection in, if there is room.
+    /// Keeps a connection, if the limit allows it.
     fn keep(self: &Arc<Self>, conn: PoolConnection<DB>, out: Instant) {
         if self.room == 0 || self.pool.is_closed() || out.elapsed() > OUTSIDE {
             return;
@@ -228,7 +236,7 @@ impl<DB: Dialect> Warm<DB> {
         }
     }
 
-    /// Gives those back that nobody wanted, until none is left.
+    /// Returns connections that no caller took, until none is left.
     async fn watch(self: Arc<Self>) {
         loop {
             tokio::time::sleep(WARM).await;
@@ -246,7 +254,7 @@ impl<DB: Dialect> Warm<DB> {
     }
 
     pub(crate) async fn close(&self) {
-        // From now on none is taken in.
+        // Once the pool is closed, no connection is kept.
         let closing = self.pool.close();
         let waiting = std::mem::take(&mut self.inner().waiting);
         drop(waiting);
@@ -259,7 +267,8 @@ impl<DB: Dialect> Drop for Warm<DB> {
         if tokio::runtime::Handle::try_current().is_ok() {
             return;
         }
-        // A pool takes connections back in a task. Where there are none they are only closed.
+        // A pool takes connections back in a task. Without a runtime the connections are only
+        // closed.
         let inner = self.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         for Waiting { conn, .. } in inner.waiting.drain(..) {
             drop(conn.leak());
@@ -267,17 +276,18 @@ impl<DB: Dialect> Drop for Warm<DB> {
     }
 }
 
-/// Whether the connection is gone, and nothing else is wrong.
+/// Whether the error is the loss of the connection, and no other error.
 fn is_lost(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_) => true,
-        // Ended by its server: PostgreSQL says why, as an answer to what comes next.
+        // Terminated by the server: PostgreSQL sends the reason as the answer to the next
+        // statement.
         sqlx::Error::Database(error) => error.code().is_some_and(|code| code.starts_with("57P")),
         _ => false,
     }
 }
 
-/// A connection in use, or a transaction on it. Dropped, the transaction is rolled back.
+/// A connection in use, or a transaction on it. Drop rolls the transaction back.
 pub(crate) struct Used<DB: Dialect> {
     from: Arc<Warm<DB>>,
     conn: Option<PoolConnection<DB>>,
@@ -292,7 +302,8 @@ impl<DB: Dialect> Used<DB> {
         }
         let statement = self.from.begin.statement::<DB>();
         if let Err(error) = begin_with::<DB>(self, statement, &first.script).await {
-            // If the script failed, the server is in a transaction that the driver does not know of.
+            // After a failed script the server is in a transaction that the driver does not know
+            // of.
             if let Some(conn) = &mut self.conn {
                 conn.close_on_drop();
             }
@@ -323,7 +334,8 @@ impl<DB: Dialect> Used<DB> {
         Ok(())
     }
 
-    /// Ends what [`acquire`](Warm::acquire) began: commits, if that was a transaction.
+    /// Finishes the use of a connection from [`acquire`](Warm::acquire): commits, if a transaction
+    /// is open.
     pub(crate) async fn finish(self) -> Result<(), sqlx::Error> {
         if self.open {
             return self.commit().await;
@@ -332,7 +344,8 @@ impl<DB: Dialect> Used<DB> {
         Ok(())
     }
 
-    /// The same after a statement failed: rolls back, if it was in a transaction.
+    /// Finishes the use of a connection after a failed statement: rolls back, if a transaction is
+    /// open.
     pub(crate) async fn give_up(self) -> Result<(), sqlx::Error> {
         if self.open {
             return self.rollback().await;
@@ -341,9 +354,10 @@ impl<DB: Dialect> Used<DB> {
         Ok(())
     }
 
-    /// Whatever was done with it is done. Without this word its pool looks whether it is in the middle of something.
+    /// Marks the connection as clean and keeps it for reuse. Otherwise it returns to its pool,
+    /// which checks whether it is in the middle of a statement.
     fn went_well(mut self) {
-        // A transaction that is still open would be the next one's.
+        // The next user would inherit an open transaction.
         let clean = |conn: &PoolConnection<DB>| depth::<DB>(conn) == 0;
         if let Some(conn) = self.conn.take_if(|conn| clean(conn)) {
             self.from.keep(conn, self.out);
@@ -351,7 +365,7 @@ impl<DB: Dialect> Used<DB> {
     }
 }
 
-const CONN: &str = "only going back takes it";
+const CONN: &str = "the connection is taken only when it is returned";
 
 impl<DB: Dialect> Deref for Used<DB> {
     type Target = DB::Connection;
@@ -370,7 +384,7 @@ impl<DB: Dialect> DerefMut for Used<DB> {
 impl<DB: Dialect> Drop for Used<DB> {
     fn drop(&mut self) {
         if let Some(conn) = self.conn.as_mut().filter(|_| self.open) {
-            // Done by its pool, to which it goes now.
+            // The pool, to which the connection returns now, completes the rollback.
             DB::TransactionManager::start_rollback(conn);
         }
     }

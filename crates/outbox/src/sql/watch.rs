@@ -1,9 +1,10 @@
-//! Sleeping until something is written, on PostgreSQL.
+//! Waits for notifications of inserts and appends, on PostgreSQL.
 //!
-//! `NOTIFY` makes all commits that send one wait for each other, so writers send one only while somebody sleeps. Whether
-//! somebody does, an advisory lock says: the one who sleeps holds it alone, and whoever writes tries to share it, without
-//! waiting. One who gets a share keeps it to the end of the transaction, and as long as that is open nobody goes to sleep: so no
-//! commit is missed. The trigger of `0006_node.sql` is the other half.
+//! `NOTIFY` serializes all commits that send one, so writers notify only while a relay waits. An
+//! advisory lock shows that: a waiting relay holds it exclusively, and a writer tries to share it,
+//! without waiting. A writer that gets a share keeps it to the end of its transaction, and while
+//! that is open no relay can start to wait: so no commit is missed. The trigger of `0006_node.sql`
+//! is the other half.
 
 use async_trait::async_trait;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPool, PgPoolOptions};
@@ -12,19 +13,20 @@ use super::names::Names;
 use crate::error::Result;
 use crate::store::{AppendNotifications, AppendNotifier, InsertNotifier};
 
-/// The table's number, and those of its locks: of the one who sleeps, as in the trigger, and of the one who has the watch.
+/// Oid of the table, and the keys of its locks: the one of the waiting relay, as in the trigger,
+/// and the one of the relay that may wait.
 const NUMBERS: &str = "SELECT c.oid::bigint, hashtextextended(n.nspname || '.' || c.relname, 11), \
      hashtextextended(n.nspname || '.' || c.relname, 12) \
      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::text::regclass";
 
-/// On a connection of its own, which holds the locks: they end with it.
+/// Insert notifier on a connection of its own, which holds the locks: they end with it.
 pub(super) struct PgWatch {
     line: PgListener,
-    /// The pool of the one connection.
+    /// Pool of the one connection.
     pool: PgPool,
-    /// Held while asleep.
+    /// Lock that is held while the relay waits.
     asleep: i64,
-    /// Held by the one who has the watch.
+    /// Lock that is held by the one relay that may wait.
     watch: i64,
     is_ours: bool,
 }
@@ -34,7 +36,7 @@ impl PgWatch {
         let pool = PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
         let opened = Self::on_pool(&pool, names).await;
         if opened.is_err() {
-            // Closed before the caller hears of it: a fleet counts connections.
+            // Closed before the error is returned: a fleet counts connections.
             pool.close().await;
         }
         opened
@@ -42,7 +44,7 @@ impl PgWatch {
 
     async fn on_pool(pool: &PgPool, names: &Names) -> Result<Self> {
         let mut line = PgListener::connect_with(pool).await?;
-        // A new connection would not have our locks.
+        // A new connection would not hold the locks.
         line.eager_reconnect(false);
         let (table, asleep, watch): (i64, i64, i64) =
             sqlx::query_as(NUMBERS).bind(names.events()).fetch_one(&mut line).await?;
@@ -77,7 +79,7 @@ impl InsertNotifier for PgWatch {
     async fn called(&mut self) -> Result<()> {
         match self.line.try_recv().await? {
             Some(_) => {
-                // All that are there: one look serves them.
+                // Drops all buffered notifications: one poll serves them all.
                 while self.line.next_buffered().is_some() {}
                 Ok(())
             }
@@ -92,8 +94,9 @@ impl InsertNotifier for PgWatch {
     }
 }
 
-/// The log's number, those of its locks, this session's, whether the log has the trigger that notifies, and whether transactions
-/// that append are prepared: those notify nothing.
+/// Oid of the log, the keys of its locks, the pid of this session, and whether writers can notify:
+/// the log has the enabled trigger, and appending transactions are not prepared ones, which cannot
+/// notify.
 const LOG_NUMBERS: &str = "SELECT c.oid::bigint, hashtextextended(n.nspname || '.' || c.relname, 13), \
      hashtextextended(n.nspname || '.' || c.relname, 14), pg_backend_pid()::bigint, \
      EXISTS (SELECT 1 FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgname = $2 AND t.tgenabled IN ('O', 'A')) \
@@ -102,15 +105,16 @@ const LOG_NUMBERS: &str = "SELECT c.oid::bigint, hashtextextended(n.nspname || '
 
 /// Notifications of appends to the log, on a connection of its own, which holds the locks.
 ///
-/// Each relay leads other publishers, so all of them have to hear of an append. While the relay that has the watch is awake, writers
-/// do not notify: it passes on that there may be something each time it asks for calls.
+/// Each relay leads other publishers, so all of them need to be notified of an append. While the
+/// relay that holds the lock `watch` is not waiting, writers do not notify: that relay notifies the
+/// others of possible appends each time it asks for notifications.
 pub(super) struct PgEar {
     line: PgListener,
-    /// Where relays and the library notify of appends.
+    /// Channel on which relays and the library notify of appends.
     channel: String,
-    /// Held by the relay for which writers notify.
+    /// Lock of the relay for which writers notify.
     asleep: i64,
-    /// Held by the relay that may ask them to.
+    /// Lock of the relay that may ask writers to notify.
     watch: i64,
     is_ours: bool,
     session: i64,
@@ -121,7 +125,7 @@ impl PgEar {
     pub(super) async fn open(options: PgConnectOptions, names: &Names, channel: &str) -> Result<Self> {
         let pool = PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
         let mut line = PgListener::connect_with(&pool).await?;
-        // A new connection would not have our locks.
+        // A new connection would not hold the locks.
         line.eager_reconnect(false);
         let (log, trigger) = (names.fill("log"), format!("{}_log_written", names.table));
         let (table, asleep, watch, session, can_sleep): (i64, i64, i64, i64, bool) =
@@ -140,7 +144,7 @@ impl AppendNotifier for PgEar {
             match self.line.try_recv().await? {
                 Some(word) if i64::from(word.process_id()) == self.session => {}
                 Some(_) => {
-                    // All that are there: one look serves them.
+                    // Drops all buffered notifications: one poll serves them all.
                     while self.line.next_buffered().is_some() {}
                     return Ok(());
                 }

@@ -1,4 +1,4 @@
-//! From rows to deliveries.
+//! Converts the rows of a window to deliveries.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use super::statements as sql;
 use crate::event::{Due, Event, EventId, EventType, Parts, Payload};
 use crate::store::{Claim, Cursor, Delivery, KeyQueueId, Taken};
 
-/// What was read, before it becomes deliveries.
+/// The rows that a take has read, before they become deliveries.
 pub(super) struct Window {
     pub(super) rows: Vec<WindowRow>,
-    /// Rows that cannot be leased or read: to be dead-lettered by their numbers, for these reasons.
+    /// Numbers of rows that cannot be leased or read, with the reasons. They are dead-lettered.
     pub(super) unusable: Vec<(i64, String)>,
     pub(super) behind: Vec<Arc<str>>,
     /// How many rows were left out because they have an aggregate and no key.
     unkeyed: usize,
-    /// The types of what was left out, and of what is in its way.
+    /// The types of the rows that were left out, and of the events that block them.
     pub(super) skipped_types: BTreeSet<String>,
     pub(super) cursor: Option<Cursor>,
     pub(super) scanned: usize,
-    /// How many more bytes may be kept.
+    /// How many more bytes fit.
     room: usize,
-    /// Whether rows were read that there was no room for.
+    /// Whether rows were read that exceed the limit of bytes.
     cut: bool,
 }
 
@@ -48,7 +48,7 @@ impl WindowRow {
         self.columns.as_ref().ok().map(|columns| columns.event_type.as_str())
     }
 
-    /// The events that it is delivered in order with, if it has a key.
+    /// The key queue of the event, if it has a key.
     pub(super) fn run(&self, destinations: &BTreeMap<String, u64>) -> Option<KeyQueueId> {
         let destination = self.event_type().and_then(|event_type| destinations.get(event_type).copied());
         Some(KeyQueueId { key: self.key.clone()?, destination })
@@ -59,11 +59,12 @@ impl WindowRow {
     }
 }
 
-/// Counters from this one on were not written by a relay: the row is dead-lettered. The tables
-/// refuse counters above 1,000,000,000, so adding to a counter that was read is never refused.
+/// Counters from this value on were not written by a relay: the row is dead-lettered. The tables
+/// reject counters above 1,000,000,000, so an increment of a counter that was read is never
+/// rejected.
 const UNUSABLE: i64 = 999_000_000;
 
-/// What a row says, or why it can be neither leased nor settled.
+/// Reads a row, or returns the reason why it can be neither leased nor settled.
 pub(super) fn window_row<DB: Database>(row: &DB::Row) -> Result<WindowRow, String> {
     let unreadable = |column: &'static str| move |_| format!("its {column} cannot be read");
     let counter = |index: usize, column: &'static str| match DB::int(row, index) {
@@ -74,7 +75,7 @@ pub(super) fn window_row<DB: Database>(row: &DB::Row) -> Result<WindowRow, Strin
     let id = DB::text(row, 0).map_err(unreadable("event_id"))?.ok_or("it has no event_id")?;
     let seq = DB::int(row, 1).map_err(unreadable("seq"))?.ok_or("it has no seq")?;
     let available_at = match DB::stamp(row, 2).map_err(unreadable("available_at"))? {
-        // Due since ever, which is no reason not to deliver it.
+        // Due since the beginning of time: delivered like any due event.
         Some(early @ Stamp::Before) => early.clamped(),
         Some(stamp) => stamp.exact("available_at")?,
         None => return Err("it has no available_at".to_owned()),
@@ -94,8 +95,8 @@ pub(super) fn window_row<DB: Database>(row: &DB::Row) -> Result<WindowRow, Strin
 }
 
 impl Window {
-    /// Leaves all rows but one alone: the first that has no earlier event of its key beside it. Rows come in the order of
-    /// their due times, so that an event that was put off stands behind later ones of its key.
+    /// Removes all rows but one: the first that has no earlier event of its key in the window. Rows
+    /// are in the order of their due times, so a delayed event stands behind later ones of its key.
     pub(super) fn keep_first(&mut self) {
         let mut heads: HashMap<Arc<str>, i64> = HashMap::new();
         for (key, seq) in self.rows.iter().filter_map(|row| Some((row.key.clone()?, row.seq))) {
@@ -110,14 +111,15 @@ impl Window {
         }
     }
 
-    /// An empty window with room for so many bytes. The first row always finds room.
+    /// An empty window for this many bytes. The first row always fits.
     pub(super) fn new(room: usize) -> Self {
         let (rows, unusable, behind) = (Vec::new(), Vec::new(), Vec::new());
         let skipped_types = BTreeSet::new();
         Self { rows, unusable, behind, unkeyed: 0, skipped_types, cursor: None, scanned: 0, room, cut: false }
     }
 
-    /// Adds a row. One that finds no room is dropped, and so is every row after it: they are read again.
+    /// Adds a row. A row that does not fit is dropped, and so is every row after it: they are read
+    /// again.
     pub(super) fn add(&mut self, seq: i64, row: Result<WindowRow, String>) {
         let bytes = row.as_ref().map_or(0, WindowRow::bytes);
         if self.cut || (bytes > self.room && !self.rows.is_empty()) {
@@ -136,13 +138,13 @@ impl Window {
         }
     }
 
-    /// Whether rows were read that there was no room for.
+    /// Whether rows were read that exceed the limit of bytes.
     pub(super) fn is_cut(&self) -> bool {
         self.cut
     }
 
-    /// Leaves out rows that have an aggregate and no key, and then rows with a key as well: they may come
-    /// after such a row.
+    /// Leaves out rows that have an aggregate and no key. If there are any, also leaves out rows
+    /// with a key: they may come after such a row.
     pub(super) fn leave_out_unkeyed(&mut self) {
         let is_unkeyed = |row: &WindowRow| {
             let aggregate_id = row.columns.as_ref().ok().and_then(|columns| columns.aggregate_id.as_ref());
@@ -154,7 +156,7 @@ impl Window {
         }
     }
 
-    /// Leaves out rows that are not to be had now; their keys have to be looked at again.
+    /// Leaves out rows that cannot be taken now. Their keys have to be read again.
     pub(super) fn leave_out(&mut self, which: impl Fn(&WindowRow) -> bool) {
         let (behind, types) = (&mut self.behind, &mut self.skipped_types);
         self.rows.retain(|row| {
@@ -169,7 +171,8 @@ impl Window {
     }
 
     pub(super) fn into_taken(mut self, check_json: bool) -> Taken {
-        // In the order of the table within a key; a retry may have put an early event behind a later one.
+        // In the order of the table within a key; a retry may have put an early event behind a
+        // later one.
         if self.rows.iter().any(|row| row.key.is_some()) {
             self.rows.sort_by_key(|row| row.seq);
         }
@@ -205,12 +208,12 @@ impl Window {
     }
 }
 
-/// Makes an event of its columns, or says why not.
+/// Decodes an event from its columns, or returns the reason why that fails.
 pub(super) fn decode(id: &EventId, c: Columns, check_json: bool) -> Result<Event, String> {
     let occurred_at = c.occurred_at.exact("occurred_at")?;
     let due = match c.due_at.map(Stamp::clamped) {
         None => Due::Now,
-        // The writer's clock was ahead of the database's, by more than the delay.
+        // The clock of the writer was ahead of the database's clock, by more than the delay.
         Some(at) if at > c.created_at.clamped() && at <= occurred_at => Due::Later(at),
         Some(at) => Due::At(at),
     };
@@ -233,7 +236,7 @@ pub(super) fn decode(id: &EventId, c: Columns, check_json: bool) -> Result<Event
 }
 
 pub(super) fn headers(text: Option<&str>) -> Result<BTreeMap<String, String>, String> {
-    // Writers in other languages put an empty text where they have no headers.
+    // Writers in other languages store an empty text for an event without headers.
     let Some(text) = text.filter(|text| !text.trim().is_empty()) else { return Ok(BTreeMap::new()) };
     if let Some(bytes) = too_large(text) {
         return Err(format!("its headers have {bytes} bytes, more than the limit"));
@@ -264,9 +267,9 @@ pub(super) fn payload(
     }
 }
 
-/// How many bytes a text had that was too large to be read. The statement puts a mark in its place that no
-/// JSON begins with: see `{bounded}`. Another program may write a text that begins like the mark,
-/// so only a number is believed, and repeated in errors.
+/// The size in bytes of a text that was too large to be read. The statement replaces such a text by
+/// a mark that no JSON begins with: see `{bounded}`. Another program may write a text that begins
+/// like the mark, so only a number is accepted, and repeated in errors.
 fn too_large(text: &str) -> Option<&str> {
     const LONGEST: usize = 19;
     let bytes = text.strip_prefix('!')?;
