@@ -72,7 +72,7 @@ fn a_mistake_in_the_part_of_the_library_is_reported_with_its_location() {
             "settings:2:7: \"a-b\" cannot be a table or schema name",
         ),
         ("[database]\nurl = \"sqlite:x.db\"\ntable = \"\"\n", "settings:2:7: \"\" cannot be a table"),
-        ("[database]\nname = \"\"\n", "settings:2:8: a name has 1 to 64 characters"),
+        ("[database]\nname = \"\"\n", "settings:2:8: a name must have 1 to 64 characters"),
         ("[database\n", "settings:1:10: "),
         (
             "[database]\nurl = \"${NO_SUCH_NAME}\"\n",
@@ -324,7 +324,7 @@ fn leases_cannot_be_switched_off_in_a_mode_that_needs_them() {
     }
     let found = mistakes_in("", &[("OUTBOX_CLAIM_LOCKING_ENABLED", "false")]);
     assert!(
-        found[0].starts_with("OUTBOX_CLAIM_LOCKING_ENABLED: `mode = \"multi-node\"` leases"),
+        found[0].starts_with("OUTBOX_CLAIM_LOCKING_ENABLED: `mode = \"multi-node\"` needs leases"),
         "{found:?}"
     );
 }
