@@ -144,7 +144,7 @@ async fn claims(outbox: &Outbox<Postgres>) -> anyhow::Result<f64> {
             only: None,
             probe: None,
             destinations: Default::default(),
-            frontiers: HashMap::new(),
+            held_up_to: HashMap::new(),
             together: true,
             max_bytes: usize::MAX,
             by_aggregate: false,

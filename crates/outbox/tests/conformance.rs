@@ -360,7 +360,7 @@ mod distributed {
         let mut conn = sqlx::PgConnection::connect(url).await.unwrap();
         let rows: Vec<String> =
             sqlx::query_scalar(sqlx::AssertSqlSafe(ask)).fetch_all(&mut conn).await.unwrap();
-        rows.into_iter().map(|row| row.reharness(table, "")).collect()
+        rows.into_iter().map(|row| row.replace(table, "")).collect()
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

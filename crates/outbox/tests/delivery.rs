@@ -322,7 +322,7 @@ on_every_database! {
 
     /// Each pause between polls is twice the one before, up to the poll interval.
     async fn an_idle_relay_polls_less_and_less_often(|db|) {
-        let store = failing_store::Failing::never(db.outbox.store());
+        let store = failing_store::FailingStore::never(db.outbox.store());
         let relay = RelayBuilder::multi_node(store.clone()).poll_interval(NEVER).start().await.unwrap();
         tokio::time::sleep(1_600 * MS).await;
         let mut polls = store.calls();
@@ -383,7 +383,7 @@ on_every_database! {
     /// Case 12: the handler succeeded; a failed settlement is not a failure of the handler.
     async fn a_settlement_that_fails_is_not_a_failure_of_the_handler(|db|) {
         for exclusive in [true, false] {
-            let store = failing_store::Failing::settle(db.outbox.store(), 5, || sqlx::Error::PoolTimedOut.into());
+            let store = failing_store::FailingStore::settle(db.outbox.store(), 5, || sqlx::Error::PoolTimedOut.into());
             let seen = Seen::default();
             let relay = if exclusive { RelayBuilder::single_node(store.clone()) } else { RelayBuilder::multi_node(store.clone()) };
             let relay = relay.on_type("e", seen.handler()).retry(Backoff::never()).poll_interval(5 * MS)
@@ -403,7 +403,7 @@ on_every_database! {
 
     /// The same for an error that is not transient, as a full disk causes.
     async fn a_database_that_refuses_verdicts_for_a_while_repeats_no_handler(|db|) {
-        let store = failing_store::Failing::settle(db.outbox.store(), 6, || Error::Store("disk full".to_owned()));
+        let store = failing_store::FailingStore::settle(db.outbox.store(), 6, || Error::Store("disk full".to_owned()));
         let seen = Seen::default();
         let relay = RelayBuilder::single_node(store.clone()).on_type("e", seen.handler()).poll_interval(5 * MS)
             .start().await.unwrap();
@@ -417,7 +417,7 @@ on_every_database! {
     }
 
     async fn a_relay_continues_to_take_after_the_database_was_unavailable(|db|) {
-        let store = failing_store::Failing::take(db.outbox.store(), 3, || sqlx::Error::PoolTimedOut.into());
+        let store = failing_store::FailingStore::take(db.outbox.store(), 3, || sqlx::Error::PoolTimedOut.into());
         db.write("e", 0..3).await;
         let seen = Seen::default();
         let relay = RelayBuilder::multi_node(store.clone()).on_type("e", seen.handler()).start().await.unwrap();

@@ -842,7 +842,7 @@ async fn an_event_that_a_failing_publisher_published_is_done() {
 async fn events_that_a_short_outage_releases_late_are_taken_at_once() {
     let outbox = outbox::testing::outbox().await;
     outbox.send_all((0..100).map(|n| numbered("e", n))).await.unwrap();
-    let store = failing_store::Failing::slow(outbox.store(), SEC);
+    let store = failing_store::FailingStore::slow(outbox.store(), SEC);
     let (is_first, arrived) = (AtomicBool::new(true), Arc::new(AtomicU32::new(0)));
     let counted = arrived.clone();
     let publisher = Returning::new(move |events: &[Outgoing]| {

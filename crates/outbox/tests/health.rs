@@ -7,7 +7,7 @@ mod failing_store;
 use std::time::Duration;
 
 use common::{Backend, Seen, TestDb, in_time};
-use failing_store::Failing;
+use failing_store::FailingStore;
 use outbox::fleet::DatabaseState;
 use outbox::store::RelayTask;
 use outbox::{Cx, Event, Fleet, Outbox, Reason, RelayBuilder};
@@ -98,7 +98,7 @@ on_every_database! {
     }
 
     async fn a_relay_whose_settlements_fail_reports_it_until_they_succeed(|db|) {
-        let store = Failing::settle(db.outbox.store(), usize::MAX, || sqlx::Error::PoolTimedOut.into());
+        let store = FailingStore::settle(db.outbox.store(), usize::MAX, || sqlx::Error::PoolTimedOut.into());
         let seen = Seen::default();
         let relay = RelayBuilder::multi_node(store.clone()).on_type("e", seen.handler()).start().await.unwrap();
         db.write("e", 0..1).await;

@@ -112,7 +112,7 @@ on_every_database! {
         db.write("e", 0..4_000).await;
         for exclusive in [true, false] {
             let seen = Seen::default();
-            let store = failing_store::Failing::paced(db.outbox.store(), 20 * MS);
+            let store = failing_store::FailingStore::paced(db.outbox.store(), 20 * MS);
             let relay = if exclusive { RelayBuilder::single_node(store) } else { RelayBuilder::multi_node(store) };
             let relay = relay.batch(10).cold_capacity(10).on_type("e", seen.handler()).start().await.unwrap();
             seen.reach(1).await;
@@ -276,7 +276,7 @@ async fn stops_in_order<DB: common::Backend>() {
         old.stop().await.unwrap();
 
         db.write("e", 0..3).await;
-        let (seen, store) = (Seen::default(), failing_store::Failing::stalling(db.outbox.store()));
+        let (seen, store) = (Seen::default(), failing_store::FailingStore::stalling(db.outbox.store()));
         let purge = PurgeSettings::default().retention(Duration::ZERO).every(MS).batch(1);
         let relay = RelayBuilder::multi_node(store.clone())
             .poll_interval(MS)
@@ -471,7 +471,7 @@ async fn an_event_handled_during_a_lapse_of_leadership_is_settled() {
     // Leadership is renewed every 5 s, then retried five times a second: unavailable from before
     // its end at 15 s to some time after.
     let store =
-        failing_store::Failing::lead(db.outbox.store(), 65, || Error::Store("unavailable".to_owned()));
+        failing_store::FailingStore::lead(db.outbox.store(), 65, || Error::Store("unavailable".to_owned()));
     store.after(1);
     let seen = Seen::default();
     let recorded = seen.clone();

@@ -530,7 +530,7 @@ on_every_database! {
     /// Case 6: a position that cannot be read is not taken for the start of the log, and one that
     /// cannot be saved is not lost.
     async fn errors_of_the_database_delay_and_move_nothing_back(|db|) {
-        use failing_store::{Failing, Operation};
+        use failing_store::{FailingStore, Operation};
         append(&db.outbox, "A", 0..10).await;
         let sink = Sink::named("sink");
         // Events of type B only keep the relay busy.
@@ -543,7 +543,7 @@ on_every_database! {
         let operations = [Operation::Lead, Operation::Advance, Operation::Read, Operation::Save];
         let mut written = 10;
         for (at, error) in operations.into_iter().flat_map(|at| errors.map(|error| (at, error))) {
-            let store = Failing::new(db.outbox.store(), at, 3, error);
+            let store = FailingStore::new(db.outbox.store(), at, 3, error);
             // The first call is made when the relay starts, and an error there would fail the
             // start.
             store.after(1);

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use common::{Backend, FOREVER, TestDb, numbered};
-use failing_store::Failing;
+use failing_store::FailingStore;
 use outbox::store::Status;
 use outbox::{
     Backoff, Completion, Cx, Error, Event, EventId, NodeId, OnDead, WorkItem, WorkItemId, WorkQueue,
@@ -67,8 +67,8 @@ async fn settle(
 const WAYS: [&str; 5] = ["ack", "abandon", "abandon_after", "fail", "release"];
 
 /// A store that counts its calls.
-fn counting<DB: Backend>(db: &TestDb<DB>) -> (std::sync::Arc<Failing>, WorkQueue) {
-    let store = Failing::never(db.outbox.store());
+fn counting<DB: Backend>(db: &TestDb<DB>) -> (std::sync::Arc<FailingStore>, WorkQueue) {
+    let store = FailingStore::never(db.outbox.store());
     (store.clone(), WorkQueue::new(store))
 }
 
@@ -643,7 +643,7 @@ on_every_database! {
     /// Case 7: the work was done, only the ack was lost.
     async fn an_ack_that_fails_is_not_a_failure_of_the_work(frozen |db|) {
         let lost = || Error::Database(sqlx::Error::Io(std::io::Error::other("connection lost")).into());
-        let store = Failing::settle(db.outbox.store(), 1, lost);
+        let store = FailingStore::settle(db.outbox.store(), 1, lost);
         let queue = WorkQueue::new(store.clone());
         let id = db.write("e", 0..1).await.remove(0);
         let item = claim_one(&queue, "a").await;
@@ -664,7 +664,7 @@ on_every_database! {
         claim_one(&db.outbox.queue(), "a").await;
         db.write("e", 7..8).await;
         db.outbox.send_all((1..4).map(keyed)).await.unwrap();
-        let store = Failing::take(db.outbox.store(), 2, || Error::Store("unavailable".to_owned()));
+        let store = FailingStore::take(db.outbox.store(), 2, || Error::Store("unavailable".to_owned()));
         store.after(1);
         let queue = WorkQueue::new(store.clone());
         let items = queue.claim(&node("b"), LEASE, 2).await.unwrap();

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Seen, numbered};
-use failing_store::Failing;
+use failing_store::FailingStore;
 use outbox::store::{Holder, Origin, Routed, Status, Take};
 use outbox::{
     Cx, Destination, Event, EventType, Message, OnDead, Outcome, RelayBuilder, Router, TracingPublisher,
@@ -239,7 +239,7 @@ on_every_database! {
     /// Otherwise each poll would scan all of them again.
     async fn the_cursor_passes_events_that_are_not_routed(|db|) {
         // A read of the whole table is slow, so that other events are written in between.
-        let watched = Failing::slow(db.outbox.store(), Duration::from_millis(50));
+        let watched = FailingStore::slow(db.outbox.store(), Duration::from_millis(50));
         db.write("other", 0..500).await;
         // As if they had been stored for some time.
         let past = format!("UPDATE {} SET available_at = '2020-01-01 00:00:00', created_at = '2020-01-01 00:00:00'", db.table);

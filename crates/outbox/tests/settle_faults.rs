@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use failing_store::Failing;
+use failing_store::FailingStore;
 use outbox::store::{Filter, Status};
 use outbox::{Backoff, Cx, Event, Failure, Outbox, Outcome, RelayBuilder};
 use rand::rngs::SmallRng;
@@ -75,7 +75,7 @@ async fn run_seed(seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
     let outbox = Outbox::sqlite(":memory:").await.unwrap();
     outbox.migrate().await.unwrap();
-    let store = Failing::random_faults(outbox.store(), seed);
+    let store = FailingStore::random_faults(outbox.store(), seed);
     let record = Arc::new(Mutex::new(CallRecord::default()));
     let exclusive = rng.random::<bool>();
     let mut written = 0;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use common::{Gate, Seen, TestDb, in_time, numbered};
-use failing_store::{Failing, Operation};
+use failing_store::{FailingStore, Operation};
 use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use outbox::store::{RelayTask, Status, Store as _};
 use outbox::{Backoff, Error, Outgoing, PublishError, Publisher, PurgeSettings, RelayBuilder, Topic};
@@ -45,7 +45,7 @@ fn assert_failed(ended: outbox::Result<()>, by: RelayTask, words: &str) {
 
 on_every_database! {
     async fn taking_continues_after_panics(|db|) {
-        let store = Failing::take(db.outbox.store(), 3, boom);
+        let store = FailingStore::take(db.outbox.store(), 3, boom);
         db.write("e", 0..20).await;
         let seen = Seen::default();
         let relay = RelayBuilder::multi_node(store.clone()).on_type("e", seen.handler()).start().await.unwrap();
@@ -61,7 +61,7 @@ on_every_database! {
     /// and keys stay in order.
     async fn no_verdict_is_lost_when_the_settler_panics(|db|) {
         for exclusive in [false, true] {
-            let store = Failing::settle(db.outbox.store(), 3, boom);
+            let store = FailingStore::settle(db.outbox.store(), 3, boom);
             store.after(1);
             let seen = Seen::default();
             let relay = if exclusive { RelayBuilder::single_node(store.clone()) } else { RelayBuilder::multi_node(store.clone()) };
@@ -89,7 +89,7 @@ on_every_database! {
 
     /// Its events are released at once.
     async fn a_taker_that_keeps_panicking_ends_the_relay_and_another_relay_continues(|db|) {
-        let store = Failing::take(db.outbox.store(), usize::MAX, boom);
+        let store = FailingStore::take(db.outbox.store(), usize::MAX, boom);
         store.after(1);
         db.write("e", 0..3).await;
         let (seen, gate) = (Seen::default(), Gate::closed());
@@ -111,7 +111,7 @@ on_every_database! {
     /// Its verdicts are not written: the events are not released, and are delivered again when
     /// their leases expire.
     async fn a_settler_that_keeps_panicking_ends_the_relay_and_leases_expire(frozen |db|) {
-        let store = Failing::settle(db.outbox.store(), usize::MAX, boom);
+        let store = FailingStore::settle(db.outbox.store(), usize::MAX, boom);
         let ids = db.write("e", 0..3).await;
         let seen = Seen::default();
         let lease = Duration::from_secs(10);
@@ -149,7 +149,7 @@ async fn delivery_continues_while_other_tasks_panic() {
     ] {
         in_time(async {
             let db = sqlite().await;
-            let store = Failing::new(db.outbox.store(), at, 2, boom);
+            let store = FailingStore::new(db.outbox.store(), at, 2, boom);
             // A relay announces itself once before it starts.
             store.after(usize::from(at == Operation::Announce));
             let (seen, gate) = (Seen::default(), Gate::closed());

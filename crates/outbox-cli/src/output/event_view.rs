@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chrono::{DateTime, Utc};
 use comfy_table::Cell;
-use outbox::store::{Stored, StoredEvent};
+use outbox::store::{StoredEvent, StoredLogEvent};
 use outbox::{Event, NodeId, Payload, Status, Tag, split_detail};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -240,7 +240,7 @@ pub(crate) struct LogEventView {
 }
 
 impl LogEventView {
-    pub(crate) fn of(stored: &Stored, payload: bool) -> Self {
+    pub(crate) fn of(stored: &StoredLogEvent, payload: bool) -> Self {
         match stored {
             Ok(event) => Self {
                 position: event.position().get(),

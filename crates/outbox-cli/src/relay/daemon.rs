@@ -215,14 +215,14 @@ impl StandbyReporter {
 
 #[cfg(test)]
 #[path = "../../../outbox/tests/common/failing_store.rs"]
-mod failing;
+mod failing_store;
 
 #[cfg(test)]
 mod tests {
     use outbox::settings::Mode;
     use outbox::{Event, Outbox, RelayBuilder};
 
-    use super::failing::Failing;
+    use super::failing_store::FailingStore;
     use super::*;
 
     /// The exit code is 1, and `main` prints the cause to standard error.
@@ -231,7 +231,7 @@ mod tests {
         let outbox = Outbox::sqlite(":memory:").await.unwrap();
         outbox.migrate().await.unwrap();
         outbox.send(Event::new("e").json(&1)).await.unwrap();
-        let store = Failing::take(outbox.store(), usize::MAX, || panic!("out of order"));
+        let store = FailingStore::take(outbox.store(), usize::MAX, || panic!("out of order"));
         let relay = RelayBuilder::multi_node(store.clone()).start().await.unwrap();
         let running = RunningRelay::One { relay, store, mode: Mode::MultiNode };
         let (health, broken_pipe) = (Health::default(), BrokenPipe::default());

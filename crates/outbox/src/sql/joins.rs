@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use super::dialect::{Database, NewRow, Value};
-use super::promise::Promise;
+use super::follow_up::StoredFollowUp;
 use super::store::SqlStore;
 use crate::error::{Error, Result};
 use crate::escape::Escaped;
@@ -91,7 +91,7 @@ impl Row {
             JoinStatus::Failed => &self.on_fail,
             _ => &self.on_complete,
         };
-        let event = follows.as_deref().map(|text| Promise::parse(text)?.into_event()).transpose();
+        let event = follows.as_deref().map(|text| StoredFollowUp::parse(text)?.into_event()).transpose();
         event.unwrap_or_else(|error| {
             // Refusing to close would keep the last step from ever being settled.
             tracing::error!(
@@ -106,7 +106,7 @@ impl Row {
         let like = |text: &Option<String>, event: &Option<Event>| -> Result<bool> {
             Ok(match (text, event) {
                 (None, None) => true,
-                (Some(text), Some(event)) => Promise::parse(text)?.is_like(&Promise::of(event)),
+                (Some(text), Some(event)) => StoredFollowUp::parse(text)?.is_like(&StoredFollowUp::of(event)),
                 _ => false,
             })
         };
@@ -244,8 +244,8 @@ impl<DB: Database> SqlStore<DB> {
         }
         row.strict = Some(decision.strict);
         row.join.awaited = true;
-        row.on_complete = decision.on_complete.as_ref().map(Promise::text).transpose()?;
-        row.on_fail = decision.on_fail.as_ref().map(Promise::text).transpose()?;
+        row.on_complete = decision.on_complete.as_ref().map(StoredFollowUp::text).transpose()?;
+        row.on_fail = decision.on_fail.as_ref().map(StoredFollowUp::text).transpose()?;
         let values = vec![
             Value::text(id.as_str()),
             Value::Int(decision.strict.into()),

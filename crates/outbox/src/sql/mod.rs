@@ -4,19 +4,20 @@
 //!
 //! - `store.rs`: the store; `migrate.rs`: migrations; `statements.rs`: SQL that all databases
 //!   share.
-//! - `window.rs`: decoding rows into deliveries; `batch.rs`: group leases; `settle.rs`: settling.
-//! - `joins.rs`: joins; `log/`: the event log; `pairs.rs`: progress of its subscriptions.
-//! - `page.rs`, `overview.rs`, `history.rs` and `deeds.rs`: administration.
+//! - `window.rs`: decoding rows into deliveries; `group_lease.rs`: group leases; `settle.rs`: settling.
+//! - `joins.rs`: joins; `log/`: the event log; `subscriptions.rs`: progress of its subscriptions.
+//! - `page.rs`, `overview.rs`, `history.rs` and `audit.rs`: administration.
 //! - `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only the differences.
 //!   `tidb.rs` rewrites MySQL's statements for TiDB.
 
 mod admin;
-mod batch;
+mod audit;
 pub(crate) mod begin;
 pub(crate) mod budget;
-mod deeds;
 pub(crate) mod dialect;
+mod follow_up;
 mod grants;
+mod group_lease;
 mod history;
 mod inbox;
 mod joins;
@@ -29,16 +30,15 @@ mod nodes;
 mod order;
 mod overview;
 mod page;
-mod pairs;
 #[cfg(test)]
 mod parsing;
-mod promise;
 pub(crate) mod sessions;
 mod settle;
 pub(crate) mod source;
 mod stamp;
 mod statements;
 mod store;
+mod subscriptions;
 mod take;
 mod warm;
 mod window;

@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 use proptest::prelude::*;
 
 use super::dialect::Columns;
-use super::promise::Promise;
+use super::follow_up::StoredFollowUp;
 use super::stamp::Stamp;
 use super::window::{decode, headers, payload};
 use crate::error::{Error, without_credentials};
@@ -223,15 +223,15 @@ proptest! {
 
     #[test]
     fn a_promise_of_any_text_is_an_event_or_an_error(text in prop_oneof![like_json(), any::<String>()]) {
-        if let Ok(promise) = Promise::parse(&text) {
+        if let Ok(promise) = StoredFollowUp::parse(&text) {
             let _ = promise.into_event();
         }
     }
 
     #[test]
     fn what_was_promised_is_kept_to_the_byte(event in event()) {
-        let text = Promise::text(&event).expect("an event can be a follow-up");
-        let back = Promise::parse(&text).expect("a follow-up is parsed").into_event().expect("a follow-up is an event");
+        let text = StoredFollowUp::text(&event).expect("an event can be a follow-up");
+        let back = StoredFollowUp::parse(&text).expect("a follow-up is parsed").into_event().expect("a follow-up is an event");
         prop_assert_eq!(back.raw_payload(), event.raw_payload());
         prop_assert_eq!(back.headers(), event.headers());
         prop_assert_eq!(back.due(), event.due());
@@ -244,11 +244,11 @@ proptest! {
     /// A follow-up that was damaged in its column is an error or another event: never a panic.
     #[test]
     fn a_damaged_promise_does_not_panic(event in event(), at in any::<prop::sample::Index>(), with in any::<char>()) {
-        let mut text: Vec<char> = Promise::text(&event).expect("an event can be a follow-up").chars().collect();
+        let mut text: Vec<char> = StoredFollowUp::text(&event).expect("an event can be a follow-up").chars().collect();
         let at = at.index(text.len());
         text[at] = with;
         let text: String = text.into_iter().collect();
-        if let Ok(promise) = Promise::parse(&text) {
+        if let Ok(promise) = StoredFollowUp::parse(&text) {
             let _ = promise.into_event();
         }
     }

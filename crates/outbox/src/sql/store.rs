@@ -12,11 +12,11 @@ use chrono::{DateTime, Utc};
 use sqlx::Pool;
 
 use super::StoreOptions;
-use super::batch::Batches;
 use super::begin::{begin_by, begin_on};
 use super::dialect::{
     BirthLease, Clock, Database, Dialect, NewRow, Options, Pools, Render, Value, migration_script, names_of,
 };
+use super::group_lease::Batches;
 use super::line::Line;
 use super::migrate::newest_version;
 use super::names::{Names, Statement, render};

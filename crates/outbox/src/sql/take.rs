@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::batch::{UNLIST, in_the_way};
 use super::begin::{begin_by, begin_on};
 use super::dialect::{Database, Value};
+use super::group_lease::{UNLIST, in_the_way};
 use super::source::Source;
 use super::statements::{self as sql, Lock};
 use super::store::SqlStore;

@@ -37,7 +37,7 @@ pub enum Operation {
 }
 
 /// Fails the first calls of one kind.
-pub struct Failing {
+pub struct FailingStore {
     inner: SharedStore,
     at: Operation,
     /// Number of calls of that operation that succeed first.
@@ -76,13 +76,13 @@ enum Fault {
     AnswerLost,
 }
 
-impl std::fmt::Debug for Failing {
+impl std::fmt::Debug for FailingStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?} that fails in {:?}", self.inner, self.at)
     }
 }
 
-impl Failing {
+impl FailingStore {
     /// Fails this many settlements.
     pub fn settle(inner: SharedStore, times: usize, error: fn() -> Error) -> Arc<Self> {
         Self::new(inner, Operation::Settle, times, error)
@@ -244,7 +244,7 @@ impl Failing {
 }
 
 #[async_trait::async_trait]
-impl Store for Failing {
+impl Store for FailingStore {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -453,7 +453,7 @@ impl Store for Failing {
 }
 
 #[async_trait::async_trait]
-impl AdminStore for Failing {
+impl AdminStore for FailingStore {
     async fn page(&self, ask: &PageRequest) -> Result<Page> {
         self.inner.page(ask).await
     }
@@ -520,7 +520,7 @@ impl AdminStore for Failing {
 }
 
 #[async_trait::async_trait]
-impl LogStore for Failing {
+impl LogStore for FailingStore {
     async fn append(&self, events: &[Event], condition: &Condition) -> Result<Appended> {
         self.inner_log().append(events, condition).await
     }
@@ -586,7 +586,7 @@ impl LogStore for Failing {
 }
 
 #[async_trait::async_trait]
-impl SubscriptionStore for Failing {
+impl SubscriptionStore for FailingStore {
     async fn register(&self, pairs: &[(SubscriptionId, bool)]) -> Result<()> {
         self.inner_log().register(pairs).await
     }

@@ -13,7 +13,7 @@ use crate::event::{AggregateType, Due, Event, EventId, EventType, Parts, Payload
 
 /// A follow-up event as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Promise {
+pub(super) struct StoredFollowUp {
     id: String,
     event_type: String,
     aggregate_type: String,
@@ -42,7 +42,7 @@ pub(super) struct Promise {
     expires_at: Option<DateTime<Utc>>,
 }
 
-impl Promise {
+impl StoredFollowUp {
     pub(super) fn of(event: &Event) -> Self {
         let owned = |text: Option<&str>| text.map(str::to_owned);
         let (payload, content_type) = match event.raw_payload() {
@@ -140,9 +140,9 @@ mod tests {
         let at = Event::new("c").json(&1).aggregate("order", "7").header("h", "v");
         for event in [json.build(), bytes.build(), at.available_at(Utc::now()).build()] {
             let event = event.unwrap();
-            let text = serde_json::to_string(&Promise::of(&event)).unwrap();
-            let back: Promise = serde_json::from_str(&text).unwrap();
-            assert_eq!(Promise::of(&event), back);
+            let text = serde_json::to_string(&StoredFollowUp::of(&event)).unwrap();
+            let back: StoredFollowUp = serde_json::from_str(&text).unwrap();
+            assert_eq!(StoredFollowUp::of(&event), back);
             let back = back.into_event().unwrap();
             assert_eq!((back.id(), back.raw_payload()), (event.id(), event.raw_payload()));
             assert_eq!((back.due(), back.headers()), (event.due(), event.headers()));
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn the_same_promise_is_told_from_another() {
-        let promise = |payload: i32| Promise::of(&Event::new("a").json(&payload).build().unwrap());
+        let promise = |payload: i32| StoredFollowUp::of(&Event::new("a").json(&payload).build().unwrap());
         assert!(promise(1).is_like(&promise(1)));
         assert!(!promise(1).is_like(&promise(2)));
     }
