@@ -14,9 +14,7 @@ use crate::{advisories, features, licences, msrv, schemathesis, servers, test, t
 pub(crate) fn command(options: &Options) -> Result<ExitCode> {
     let mut steps = Steps::default();
     steps.run("format", || cargo::run(cargo().args(["fmt", "--all", "--check"])));
-    steps.run("words", words::check);
-    steps.run("type names", type_names::check);
-    steps.run("Rust version", msrv::check);
+    steps.run_style();
     steps.run("lints", || {
         let mut clippy = cargo();
         clippy.args(["clippy", "--workspace", "--all-targets", "--features", &features::of(&[])?]);
@@ -50,7 +48,15 @@ pub(crate) fn command(options: &Options) -> Result<ExitCode> {
     println!("\n{}", steps.summary());
     // Readers of the output look for the count in its last line.
     println!("{totals}");
-    Ok(if steps.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(steps.exit_code())
+}
+
+/// `cargo xtask style`: the checks that compile nothing.
+pub(crate) fn style() -> Result<ExitCode> {
+    let mut steps = Steps::default();
+    steps.run_style();
+    println!("\n{}", steps.summary());
+    Ok(steps.exit_code())
 }
 
 #[derive(Default)]
@@ -72,6 +78,16 @@ impl Steps {
         } else {
             println!("== {name} ok ({seconds:.1} s) ==");
         }
+    }
+
+    fn run_style(&mut self) {
+        self.run("words", words::check);
+        self.run("type names", type_names::check);
+        self.run("Rust version", msrv::check);
+    }
+
+    fn exit_code(&self) -> ExitCode {
+        if self.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 
     fn leave_out(&mut self, name: &'static str, reason: &anyhow::Error) {

@@ -70,6 +70,7 @@ fn run(command: Command, options: &Options) -> Result<ExitCode> {
         Command::Torture => return torture::command(options),
         Command::Bench => return bench::command(options),
         Command::Features => return features::command(),
+        Command::Style => return ci::style(),
         Command::Dist => dist::command()?,
     }
     Ok(ExitCode::SUCCESS)

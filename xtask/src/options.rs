@@ -20,6 +20,7 @@ commands:
             --help shows its own options
   bench     build for release, measure on a temporary PostgreSQL, write bench/RESULTS.md
   features  compile the libraries without features and with each feature alone
+  style     check words, type names and the stated Rust version, in a second
   dist      build the command for release and pack it with its service file, completions and guide
   help      print this
 
@@ -65,6 +66,8 @@ pub(crate) enum Command {
     Torture,
     Bench,
     Features,
+    /// Checks words, type names and the stated Rust version.
+    Style,
     Dist,
 }
 
@@ -121,6 +124,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<(Command, Options)> {
         "torture" => Command::Torture,
         "bench" => Command::Bench,
         "features" => Command::Features,
+        "style" => Command::Style,
         "dist" => Command::Dist,
         unknown => bail!("unknown command `{unknown}`"),
     };

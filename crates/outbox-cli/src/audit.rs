@@ -17,14 +17,14 @@ impl Target {
         target: impl Into<String>,
         details: Option<Value>,
     ) -> Result<OpenAudit> {
-        let deed = AuditEntry {
+        let entry = AuditEntry {
             actor: user::current(),
             via: "cli".to_owned(),
             action: action.to_owned(),
             target: Some(target.into()),
             details: details.map(|details| details.to_string()),
         };
-        self.admin().begin_audit(deed).await.map_err(|error| self.explain(error))
+        self.admin().begin_audit(entry).await.map_err(|error| self.explain(error))
     }
 
     /// Makes a change to one event, with its audit entry. Returns whether the event was in a state

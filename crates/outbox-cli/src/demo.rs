@@ -247,12 +247,12 @@ async fn play<DB: Shop>(
             }
             _ = tick.tick() => {}
         }
-        let tally = ledger.tally();
-        if display.show(&tally).is_err() {
+        let totals = ledger.totals();
+        if display.show(&totals).is_err() {
             // Standard output is closed.
             stop.cancel();
         }
-        let waiting = tally.in_flight() > 0;
+        let waiting = totals.in_flight() > 0;
         let stuck = waiting && ledger.last_settled().unwrap_or(began).elapsed() > STALL_TIMEOUT;
         if stuck || (writers.is_empty() && (!waiting || failed.is_some())) {
             break;
@@ -271,7 +271,7 @@ async fn play<DB: Shop>(
     stopped?;
     let (hot, all) = ledger.take_latencies();
     Ok(Summary {
-        tally: ledger.tally(),
+        totals: ledger.totals(),
         stored: shop::stored_counts(outbox).await?,
         orders: shop::count_orders(outbox).await?,
         took: ledger.last_settled().unwrap_or(began) - began,

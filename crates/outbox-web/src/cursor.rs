@@ -14,26 +14,26 @@ const VERSION: u8 = 1;
 /// A cursor and the list that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageCursor {
-    pub(crate) shelf: StatusGroup,
+    pub(crate) status_group: StatusGroup,
     pub(crate) newest_first: bool,
     pub(crate) at: Cursor,
 }
 
 impl PageCursor {
     pub(crate) fn encode(self) -> String {
-        let mut bytes = vec![VERSION, code(self.shelf), u8::from(self.newest_first)];
+        let mut bytes = vec![VERSION, code(self.status_group), u8::from(self.newest_first)];
         bytes.extend(self.at.at.timestamp_micros().to_be_bytes());
         bytes.extend(self.at.seq.to_be_bytes());
         encode_checked(bytes)
     }
 
     /// Rejects a cursor that this server did not encode, or that belongs to another list.
-    pub(crate) fn decode(text: &str, shelf: StatusGroup, newest_first: bool) -> ApiResult<Cursor> {
+    pub(crate) fn decode(text: &str, status_group: StatusGroup, newest_first: bool) -> ApiResult<Cursor> {
         let bytes = decode_checked(text).ok_or_else(invalid_cursor)?;
-        let [VERSION, of_shelf, direction, rest @ ..] = bytes.as_slice() else {
+        let [VERSION, of_status_group, direction, rest @ ..] = bytes.as_slice() else {
             return Err(invalid_cursor());
         };
-        if *of_shelf != code(shelf) || *direction != u8::from(newest_first) {
+        if *of_status_group != code(status_group) || *direction != u8::from(newest_first) {
             return Err(Problem::invalid("the cursor belongs to a list of another status or order"));
         }
         let (at, seq) = rest.split_at_checked(8).ok_or_else(invalid_cursor)?;
@@ -60,8 +60,8 @@ pub(crate) fn decode_id(text: &str) -> ApiResult<String> {
     is_id.then_some(id).ok_or_else(invalid_cursor)
 }
 
-fn code(shelf: StatusGroup) -> u8 {
-    match shelf {
+fn code(status_group: StatusGroup) -> u8 {
+    match status_group {
         StatusGroup::Pending => b'p',
         StatusGroup::Done => b'd',
         StatusGroup::Dead => b'x',
@@ -92,12 +92,12 @@ mod tests {
     #[test]
     fn a_cursor_is_decoded_unchanged_and_only_for_its_own_list() {
         let at = Cursor { at: DateTime::from_timestamp_micros(1_700_000_000_123_456).unwrap(), seq: -7 };
-        for shelf in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
-            let text = PageCursor { shelf, newest_first: true, at }.encode();
-            assert_eq!(PageCursor::decode(&text, shelf, true).unwrap(), at);
-            assert!(PageCursor::decode(&text, shelf, false).is_err());
+        for status_group in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
+            let text = PageCursor { status_group, newest_first: true, at }.encode();
+            assert_eq!(PageCursor::decode(&text, status_group, true).unwrap(), at);
+            assert!(PageCursor::decode(&text, status_group, false).is_err());
         }
-        let dead = PageCursor { shelf: StatusGroup::Dead, newest_first: true, at }.encode();
+        let dead = PageCursor { status_group: StatusGroup::Dead, newest_first: true, at }.encode();
         assert!(PageCursor::decode(&dead, StatusGroup::Done, true).is_err());
         assert!(decode_id(&dead).is_err());
     }
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn a_modified_cursor_is_rejected() {
         let at = Cursor { at: DateTime::from_timestamp_micros(0).unwrap(), seq: 1 };
-        let text = PageCursor { shelf: StatusGroup::Dead, newest_first: false, at }.encode();
+        let text = PageCursor { status_group: StatusGroup::Dead, newest_first: false, at }.encode();
         for n in 0..text.len() {
             let mut wrong = text.clone().into_bytes();
             wrong[n] = if wrong[n] == b'A' { b'B' } else { b'A' };
@@ -128,7 +128,7 @@ mod tests {
     fn an_impossible_position_is_rejected_despite_a_valid_checksum() {
         for year in ["-0001", "+10000", "+262142"] {
             let at = Cursor { at: format!("{year}-01-01T00:00:00Z").parse().unwrap(), seq: 1 };
-            let text = PageCursor { shelf: StatusGroup::Dead, newest_first: false, at }.encode();
+            let text = PageCursor { status_group: StatusGroup::Dead, newest_first: false, at }.encode();
             assert!(PageCursor::decode(&text, StatusGroup::Dead, false).is_err(), "{year}");
         }
         for id in ["", "a\0b", &"x".repeat(37)] {

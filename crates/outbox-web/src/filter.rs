@@ -101,9 +101,13 @@ const PAGES: usize = 10;
 
 /// Counts matching events with a status. Bounded: stops at ten thousand matches, or after two
 /// hundred thousand scanned rows.
-pub(crate) async fn count(store: &SharedStore, shelf: StatusGroup, filter: &Filter) -> ApiResult<Count> {
+pub(crate) async fn count(
+    store: &SharedStore,
+    status_group: StatusGroup,
+    filter: &Filter,
+) -> ApiResult<Count> {
     let mut request = PageRequest {
-        shelf,
+        status_group,
         filter: filter.clone(),
         limit: PAGE,
         look_at: SCAN_LIMIT,

@@ -36,7 +36,7 @@ fn status(problem: Problem) -> StatusCode {
     problem.into_response().status()
 }
 
-fn shelf() -> impl Strategy<Value = StatusGroup> {
+fn status_group() -> impl Strategy<Value = StatusGroup> {
     prop::sample::select(vec![StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead])
 }
 
@@ -147,11 +147,11 @@ proptest! {
 
     #[test]
     fn a_cursor_is_decoded_for_its_own_list_only(
-        at in cursor(), shelf in shelf(), newest_first: bool, other in shelf(), order: bool,
+        at in cursor(), status_group in status_group(), newest_first: bool, other in status_group(), order: bool,
     ) {
-        let text = PageCursor { shelf, newest_first, at }.encode();
+        let text = PageCursor { status_group, newest_first, at }.encode();
         let read = PageCursor::decode(&text, other, order);
-        if (shelf, newest_first) == (other, order) {
+        if (status_group, newest_first) == (other, order) {
             prop_assert_eq!(read.unwrap(), at);
         } else {
             prop_assert_eq!(status(read.unwrap_err()), StatusCode::UNPROCESSABLE_ENTITY);

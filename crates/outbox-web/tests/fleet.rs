@@ -9,7 +9,7 @@ use serde_json::json;
 use sqlx::Sqlite;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_database_of_a_fleet_is_asked_by_its_name() {
+async fn each_database_of_a_fleet_is_selected_by_its_name() {
     let folder = tempfile::tempdir().unwrap();
     let url = |name: &str| format!("sqlite:{}/{name}.db", folder.path().display());
     let fleet = Fleet::builder().database("acme", url("acme")).database("globex", url("globex"));

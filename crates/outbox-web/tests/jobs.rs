@@ -56,7 +56,7 @@ async fn a_replay_is_counted_first_and_then_a_job() {
 }
 
 #[tokio::test]
-async fn everything_is_replayed_only_by_whoever_says_so() {
+async fn replaying_every_event_needs_a_confirmation() {
     let server = TestServer::start().await;
     some_dead(&server, "order", 2).await;
     for body in [json!({}), json!({"filter": {}}), json!({"filter": {}, "confirm_all": false})] {
@@ -117,7 +117,7 @@ async fn only_a_few_jobs_run_at_once() {
 
 /// Concurrent requests must not all acquire the same permit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_a_few_jobs_run_of_many_that_are_asked_for_at_once() {
+async fn concurrent_requests_do_not_exceed_the_job_limit() {
     let server = TestServer::start().await;
     some_dead(&server, "order", 1_000).await;
     let slow = json!({"confirm_all": true, "rate": 1});

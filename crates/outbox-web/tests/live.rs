@@ -61,7 +61,7 @@ fn counts(delivered: u64) -> outbox::store::NodeState {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_listener_gets_the_past_and_then_every_second() {
+async fn a_stream_starts_with_the_history_and_then_ticks_every_second() {
     let server = TestServer::start().await;
     server.write(Event::new("order").json(&1)).await;
     server.store.announce(&"node-a".into(), &counts(100)).await.unwrap();
@@ -134,7 +134,7 @@ async fn the_number_of_streams_is_limited() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_token_does_not_take_the_places_of_others() {
+async fn one_token_does_not_use_up_the_streams_of_others() {
     let server = TestServer::start().await;
     let mut streams = Vec::new();
     loop {

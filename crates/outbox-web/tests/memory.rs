@@ -15,7 +15,7 @@ fn peak() -> u64 {
 
 /// The only test of its binary: the peak is measured for the whole process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_large_event_is_looked_at_without_its_payload() {
+async fn the_metadata_of_a_large_event_is_read_without_its_payload() {
     const SIZE: usize = 64 * 1024 * 1024;
     let Some((store, folder)) = store_at(Some("OUTBOX_TEST_POSTGRES")).await else { return };
     let server = TestServer::of(store, folder, |builder| builder).await;

@@ -56,7 +56,7 @@ async fn the_overview_counts_pending_and_dead_events() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn events_are_read_page_by_page_and_found_by_what_they_are() {
+async fn events_are_paginated_and_filtered() {
     on_all_databases!(server, {
         let mut written = Vec::new();
         for n in 0..7 {
@@ -107,7 +107,7 @@ async fn events_are_read_page_by_page_and_found_by_what_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_event_is_shown_with_its_attempts_and_why() {
+async fn an_event_is_shown_with_its_attempts_and_explanation() {
     on_all_databases!(server, {
         let id = server
             .write(Event::new("order").header("secret-header", "hush").json(&json!({"card": "4111"})))
@@ -171,7 +171,7 @@ async fn a_dead_event_is_replayed_or_skipped_and_a_pending_one_cancelled() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_payload_is_shown_and_edited_and_the_audit_knows_by_whom() {
+async fn a_payload_is_shown_and_edited_with_audit_entries() {
     on_all_databases!(server, {
         let id = server.dead(Event::new("order").header("h", "v").json(&json!({"total": 1})), "no").await;
         let path = format!("/api/outbox/events/{id}/payload");
@@ -238,7 +238,7 @@ async fn a_payload_is_shown_and_edited_and_the_audit_knows_by_whom() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_blocked_key_goes_on_when_its_head_is_replayed_or_skipped() {
+async fn a_blocked_key_continues_when_its_head_is_replayed_or_skipped() {
     on_all_databases!(server, {
         let key = "order/7 ä";
         let head = server.dead(Event::new("placed").ordering_key(key).json(&1), "no").await;
@@ -330,7 +330,7 @@ async fn an_event_is_opened_replayed_skipped_and_cancelled_whatever_its_id_is() 
 
 /// Text that no database stores is not found, and no database fails on it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_of_no_event_are_not_found() {
+async fn unknown_ids_are_not_found() {
     on_all_databases!(server, {
         for name in [
             "%00",
@@ -359,7 +359,7 @@ async fn names_of_no_event_are_not_found() {
 /// Writers choose ids: an id of the form `seq:N` must not stand in for the event with the sequence
 /// number N.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_place_is_never_the_id_of_another_event() {
+async fn a_sequence_number_is_never_the_id_of_another_event() {
     on_all_databases!(server, {
         let meant = server.dead(Event::new("order").json(&1), "no").await;
         let seq = server.store.find(&meant).await.unwrap().unwrap().seq;
@@ -383,7 +383,7 @@ async fn a_place_is_never_the_id_of_another_event() {
 /// In SQLite an id may not be UTF-8, and is shown as U+FFFD: an event with the id U+FFFD must not
 /// be changed instead.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_event_whose_id_cannot_be_read_is_named_by_its_place() {
+async fn an_event_whose_id_cannot_be_decoded_is_addressed_by_its_sequence_number() {
     let server = TestServer::start().await;
     let pool = server.pool().await;
     let table = "SELECT name FROM sqlite_master WHERE name LIKE 'w%' ORDER BY length(name), name LIMIT 1";
@@ -430,7 +430,7 @@ async fn an_event_whose_id_cannot_be_read_is_named_by_its_place() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_payload_that_is_too_large_to_be_shown_is_told_by_its_size() {
+async fn a_payload_that_is_too_large_is_rejected_with_its_size() {
     on_all_databases!(server, {
         let size = 5 * 1024 * 1024;
         let event = Event::new("large").max_payload(size).json_text(format!("\"{}\"", "x".repeat(size - 2)));
@@ -626,7 +626,7 @@ async fn nodes_databases_and_the_audit_are_listed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_relay_that_fails_is_told_by_nodes_and_overview() {
+async fn a_failing_relay_is_in_nodes_and_overview() {
     on_all_databases!(server, {
         let failing = json!({"task": "take", "since": "2026-01-31T12:00:00Z", "error": "index is corrupt", "failures": 7});
         let passing =

@@ -28,7 +28,7 @@ const EDITED: &str = "canary-edited-payload";
 const GUESSED: &str = "canary-guessed-token";
 
 #[tokio::test]
-async fn canaries_are_found_in_no_log_line_and_no_error() {
+async fn no_secret_is_in_a_log_line_or_an_error() {
     let log = Log::default();
     let writer = log.clone();
     tracing_subscriber::fmt()

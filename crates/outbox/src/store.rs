@@ -63,8 +63,8 @@ pub trait Store: AdminStore + fmt::Debug {
     /// Takes due events for dispatch, oldest first.
     async fn take(&self, take: &Take) -> Result<Taken>;
 
-    /// Writes verdicts. Each verdict counts as a step of its event's [joins](JoinCommand), in the same
-    /// transaction. Returns how many took effect; the others were stale.
+    /// Writes verdicts. Each verdict counts as a step of its event's [joins](JoinCommand), in the
+    /// same transaction. Returns how many took effect; the others were stale.
     async fn settle(
         &self,
         by: &Holder,
@@ -267,10 +267,10 @@ pub trait InsertNotifier: Send {
 
     /// Asks writers to notify from now on. False: a transaction that is writing right now will not
     /// notify. Events committed before are not notified: read the table once more.
-    async fn lie_down(&mut self) -> Result<bool>;
+    async fn arm(&mut self) -> Result<bool>;
 
     /// Tells writers that they need not notify any more.
-    async fn get_up(&mut self) -> Result<()>;
+    async fn disarm(&mut self) -> Result<()>;
 
     /// Waits for a notification.
     async fn called(&mut self) -> Result<()>;

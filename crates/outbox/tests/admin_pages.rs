@@ -69,7 +69,7 @@ on_every_database! {
                 .tx_handler::<DB>(outbox::GLOBAL, "fails in tx", FailsInTx)
                 .forward(["published"], FullDisk)
                 .start().await.unwrap();
-            while db.tally().await.3 < 7 {
+            while db.status_counts().await.3 < 7 {
                 relay.idle().await.unwrap();
             }
             relay.stop().await.unwrap();

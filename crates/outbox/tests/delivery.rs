@@ -76,7 +76,7 @@ on_every_database! {
             seen.assert_each_once(0..20);
             relay.stop().await.unwrap();
         }
-        assert_eq!(db.tally().await, (0, 0, 60, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 60, 0));
     }
 
     /// Case 7: a JSON column that normalizes would show on one path only.
@@ -245,7 +245,7 @@ on_every_database! {
         seen.reach(1_000).await;
         relay.idle().await.unwrap();
         seen.assert_each_once(0..1_000);
-        assert_eq!(db.tally().await, (0, 0, 1_000, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 1_000, 0));
         relay.stop().await.unwrap();
     }
 
@@ -267,7 +267,7 @@ on_every_database! {
             relay.idle().await.unwrap();
         }
         seen.assert_each_once(0..500);
-        assert_eq!(db.tally().await, (0, 0, 500, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 500, 0));
         let nodes: std::collections::HashSet<String> = seen.calls().into_iter().map(|c| c.node).collect();
         assert_eq!(nodes.len(), 2);
         for relay in relays {
@@ -412,7 +412,7 @@ on_every_database! {
         relay.idle().await.unwrap();
         assert_eq!(store.failed(), 6);
         seen.assert_each_once(0..3);
-        assert_eq!(db.tally().await, (0, 0, 3, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 3, 0));
         relay.stop().await.unwrap();
     }
 

@@ -49,8 +49,8 @@ const REFUSED: [&str; 21] = [
     "DO $",
 ];
 
-/// Why one of the databases refuses a statement. CockroachDB also refuses a statement that changes a
-/// table twice.
+/// Why one of the databases refuses a statement. CockroachDB also refuses a statement that changes
+/// a table twice.
 fn refusal(statement: &str) -> Option<String> {
     if let Some(words) = REFUSED.iter().find(|words| statement.contains(*words)) {
         return Some((*words).to_owned());

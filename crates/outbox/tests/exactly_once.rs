@@ -155,7 +155,7 @@ async fn a_handler_in_a_transaction_books_each_amount_once<DB: Backend>() {
     assert!(dead.is_empty(), "dead-lettered: {dead:?}");
     assert_eq!(booked, amounts(), "each event was booked once");
     assert_eq!(balance, (0..amounts()).map(amount).sum::<usize>(), "the sum is exact");
-    assert_eq!(db.tally().await, (0, 0, amounts() as u64, 0));
+    assert_eq!(db.status_counts().await, (0, 0, amounts() as u64, 0));
     assert_eq!(survived.kills, kills(), "the process was killed while it worked");
 }
 
@@ -176,9 +176,9 @@ impl<DB: Backend> TxHandler<DB> for BookAmount {
     }
 }
 
-/// Runs a relay until no event is pending. Its name stays the same, so that it releases the leases of
-/// the killed process before it. The leases themselves are long: one that runs out on a slow machine
-/// counts as a crash of its event, as a kill does, and four of them dead-letter the event.
+/// Runs a relay until no event is pending. Its name stays the same, so that it releases the leases
+/// of the killed process before it. The leases themselves are long: one that runs out on a slow
+/// machine counts as a crash of its event, as a kill does, and four of them dead-letter the event.
 async fn relay<DB: Backend>(outbox: &Outbox<DB>, role: Role) {
     let book = BookAmount { table: role.table.clone(), role: std::sync::Mutex::new(role) };
     let relay = outbox

@@ -318,7 +318,8 @@ fn phase_length() -> Duration {
 /// 200 SQLite files and 50 PostgreSQL databases, one of them on a server that is stopped for half a
 /// minute; 20 connections; another process writes.
 ///
-/// `cargo xtask test -- -p outbox --all-features --test fleet_scale -- --ignored fleet_of_250 --nocapture`
+/// `cargo xtask test -- -p outbox --all-features --test fleet_scale -- --ignored fleet_of_250
+/// --nocapture`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes minutes, and a PostgreSQL server of its own"]
 async fn fleet_of_250() -> Result {

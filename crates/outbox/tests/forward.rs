@@ -208,7 +208,7 @@ on_every_database! {
         assert_eq!(seen.numbers(), [7]);
         let counts = counted.statistics();
         assert_eq!((counts.total, counts.of("a"), counts.of("b"), counts.failures), (4, 3, 1, 0));
-        assert_eq!(db.tally().await, (0, 0, 6, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 6, 0));
     }
 
     /// An unhealthy publisher is not the event's failure: no attempt is counted, however long it
@@ -272,7 +272,7 @@ on_every_database! {
         relay_until(&relay, || lost.arrived() == 3_000).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(db.tally().await, (0, 0, 3_020, 0), "none is dead");
+        assert_eq!(db.status_counts().await, (0, 0, 3_020, 0), "none is dead");
     }
 
     /// The destination depends on more than the type: events of the outage are put off one by one,
@@ -303,7 +303,7 @@ on_every_database! {
         relay_until(&relay, || lost.arrived() == 5).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(db.tally().await, (1, 0, 10, 0), "one event has no destination");
+        assert_eq!(db.status_counts().await, (1, 0, 10, 0), "one event has no destination");
         assert_eq!(db.status(&nowhere).await, Status::New);
     }
 
@@ -335,7 +335,7 @@ on_every_database! {
         fine.wait(FOREVER).await.expect("they use the other destination");
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!((db.tally().await, lost.arrived()), ((0, 0, 5, 0), 0));
+        assert_eq!((db.status_counts().await, lost.arrived()), ((0, 0, 5, 0), 0));
     }
 
     /// A router is the application's code: a panic costs the event an attempt, and affects no other
@@ -357,7 +357,7 @@ on_every_database! {
         latch.wait(FOREVER).await.expect("the others arrive");
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(db.tally().await, (0, 0, 9, 1));
+        assert_eq!(db.status_counts().await, (0, 0, 9, 1));
         assert!(db.find(&ids[3]).await.last_error.unwrap().starts_with("the router panicked"));
     }
 
@@ -383,7 +383,7 @@ on_every_database! {
             .retry(Backoff::never()).forward_any(hangs.clone()).start().await.unwrap();
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(db.tally().await, (0, 0, 0, 20));
+        assert_eq!(db.status_counts().await, (0, 0, 0, 20));
         assert!(hangs.0.load(Ordering::SeqCst) < 20, "{}", hangs.0.load(Ordering::SeqCst));
     }
 
@@ -424,7 +424,7 @@ on_every_database! {
         let relay = db.outbox.multi_node().retry(Backoff::never()).forward_any(publisher).start().await.unwrap();
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(db.tally().await, (0, 0, 19, 1));
+        assert_eq!(db.status_counts().await, (0, 0, 19, 1));
         let dead = db.find(&ids[7]).await;
         assert_eq!(dead.last_error.as_deref(), Some("the publisher panicked: of a seven"));
     }
@@ -513,7 +513,7 @@ on_every_database! {
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!((counts.0.load(Ordering::SeqCst), counts.1.load(Ordering::SeqCst)), (10, 9));
-        assert_eq!(db.tally().await, (0, 0, 9, 1));
+        assert_eq!(db.status_counts().await, (0, 0, 9, 1));
     }
 
     /// An unavailable destination is not the event's failure.
@@ -589,7 +589,7 @@ on_every_database! {
         let outages = db.outbox.store().nodes().await.unwrap().remove(0).state.outages;
         relay.stop().await.unwrap();
         assert_eq!(outages[0].reason, "503 Service Unavailable");
-        assert_eq!(db.tally().await, (2_000, 0, 0, 0), "no attempt was counted");
+        assert_eq!(db.status_counts().await, (2_000, 0, 0, 0), "no attempt was counted");
     }
 
     /// One event makes the destination report unavailable, whenever it is sent. The others arrive,
@@ -624,7 +624,7 @@ on_every_database! {
         }
         relay.stop().await.unwrap();
         let dead = db.find(&ids[7]).await;
-        assert_eq!((dead.attempts, db.tally().await.3), (1, 1), "only this event is dead");
+        assert_eq!((dead.attempts, db.status_counts().await.3), (1, 1), "only this event is dead");
         assert!(dead.last_error.unwrap().starts_with("out of memory"));
     }
 
@@ -707,7 +707,7 @@ on_every_database! {
         relay_until(&relay, || arrived.lock().unwrap().len() == 30).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(db.tally().await, (0, 0, 60, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 60, 0));
         for list in [fine, arrived] {
             for key in 0..3 {
                 let of_key: Vec<u64> = list.lock().unwrap().iter().copied().filter(|n| n % 3 == key).collect();
@@ -744,7 +744,7 @@ on_every_database! {
         let first = db.outbox.ordered().forward_any(refuses()).start().await.unwrap();
         first.idle().await.unwrap();
         first.stop().await.unwrap();
-        assert_eq!(db.tally().await, (0, 1, 0, 1));
+        assert_eq!(db.status_counts().await, (0, 1, 0, 1));
         for (n, event_type) in (1..).zip(["bad", "good", "bad", "good"]) {
             for key in ["dead", "late"] {
                 db.outbox.send(numbered(event_type, n).ordering_key(key)).await.unwrap();
@@ -760,7 +760,7 @@ on_every_database! {
             let of_key = arrived.iter().filter(|event| event.ordering_key() == Some(key));
             assert_eq!(of_key.map(|event| event.payload().unwrap()).collect::<Vec<u64>>(), [2, 4], "{key}");
         }
-        assert_eq!(db.tally().await, (4, 1, 4, 1), "the others wait behind events of their own destination");
+        assert_eq!(db.status_counts().await, (4, 1, 4, 1), "the others wait behind events of their own destination");
     }
 
     /// A key with an event for a handler, which may have any side effect, is one queue.

@@ -229,8 +229,8 @@ async fn arrived(handled: &Handled, ids: &[EventId]) {
 /// Every query of the administration succeeds.
 async fn every_query_succeeds<DB: Backend>(db: &TestDb<DB>) {
     let admin = db.outbox.admin();
-    for shelf in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
-        let mut request = PageRequest { shelf, limit: 50, ..PageRequest::default() };
+    for status_group in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
+        let mut request = PageRequest { status_group, limit: 50, ..PageRequest::default() };
         for _ in 0..100 {
             let page = admin.page(&request).await.unwrap();
             for row in &page.rows {
@@ -413,7 +413,7 @@ on_every_database! {
         for _ in 0..5 {
             relay.poll_once().await.unwrap();
         }
-        let request = PageRequest { shelf: StatusGroup::Pending, limit: 50, ..PageRequest::default() };
+        let request = PageRequest { status_group: StatusGroup::Pending, limit: 50, ..PageRequest::default() };
         let held = db.outbox.admin().page(&request).await.unwrap().rows.iter().filter(|row| row.lease.is_some()).count();
         assert!((1..=7).contains(&held), "{held} events of 3,500 bytes are in memory");
         gate.open();

@@ -109,7 +109,7 @@ on_every_database! {
         fan_out().write(&mut tx).await.unwrap();
         tx.rollback().await.unwrap();
         assert!(db.outbox.admin().joins(&JoinFilter::default(), 9).await.unwrap().is_empty());
-        assert_eq!(db.tally().await, (0, 0, 0, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 0, 0));
 
         let mut tx = db.outbox.begin().await.unwrap();
         let written = fan_out().write(&mut tx).await.unwrap();
@@ -118,7 +118,7 @@ on_every_database! {
         assert_eq!(joins.iter().map(|join| &join.id).collect::<Vec<_>>(), [&written.join]);
         let steps = db.outbox.admin().steps(&written.join, None, 9).await.unwrap();
         assert_eq!(steps.len(), 2);
-        assert_eq!(db.tally().await, (2, 0, 0, 0));
+        assert_eq!(db.status_counts().await, (2, 0, 0, 0));
     }
 
     async fn a_fan_out_without_steps_is_refused_and_writes_nothing(|db|) {
@@ -129,7 +129,7 @@ on_every_database! {
         assert!(matches!(invalid, Error::Event(EventError::Empty { .. } | EventError::NoPayload)), "{invalid:?}");
         let invalid = db.outbox.fan_out([numbered("step", 1)]).then(Event::new("then")).send().await.unwrap_err();
         assert!(matches!(invalid, Error::Event(EventError::NoPayload)), "{invalid:?}");
-        assert_eq!(db.tally().await, (0, 0, 0, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 0, 0));
         assert!(db.outbox.admin().joins(&JoinFilter::default(), 9).await.unwrap().is_empty());
     }
 

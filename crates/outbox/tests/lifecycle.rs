@@ -41,7 +41,7 @@ on_every_database! {
             relay.stop().await.unwrap();
             seen.assert_each_once(0..40);
         }
-        assert_eq!(db.tally().await, (0, 0, 80, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 80, 0));
     }
 
     /// A commit that is cancelled half way may have happened. Its rows were inserted with a lease
@@ -59,7 +59,7 @@ on_every_database! {
         db.write("e", 10..11).await;
         db.drained().await;
         relay.stop().await.unwrap();
-        let (new, retry, done, dead) = db.tally().await;
+        let (new, retry, done, dead) = db.status_counts().await;
         assert_eq!((new, retry, dead), (0, 0, 0));
         assert!(done >= 1 && seen.count() as u64 == done, "{done} done, {} handled", seen.count());
     }
@@ -136,7 +136,7 @@ on_every_database! {
             let second = second.poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
             seen.reach(6).await;
             second.idle().await.unwrap();
-            assert_eq!(db.tally().await.0, 0);
+            assert_eq!(db.status_counts().await.0, 0);
             second.stop().await.unwrap();
         }
     }
@@ -183,7 +183,7 @@ on_every_database! {
         let relay = db.outbox.multi_node().poll_interval(10 * MS).on_type("e", seen.handler()).start().await.unwrap();
         db.drained().await;
         relay.stop().await.unwrap();
-        assert_eq!(db.tally().await, (0, 0, 80, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 80, 0));
     }
 
     async fn a_second_single_node_stands_by_and_takes_over(|db|) {
@@ -318,7 +318,7 @@ async fn run_until_blocked<T>(task: &tokio::task::JoinHandle<T>) {
 /// Makes some queries: time for any task that is not blocked.
 async fn round_trips<DB: common::Backend>(db: &TestDb<DB>) {
     for _ in 0..100 {
-        db.tally().await;
+        db.status_counts().await;
     }
 }
 
@@ -489,6 +489,6 @@ async fn an_event_handled_during_a_lapse_of_leadership_is_settled() {
     seen.reach(1).await;
     db.drained().await;
     common::in_time(relay.idle()).await.unwrap();
-    assert_eq!((db.tally().await, seen.count()), ((0, 0, 1, 0), 1));
+    assert_eq!((db.status_counts().await, seen.count()), ((0, 0, 1, 0), 1));
     relay.stop().await.unwrap();
 }

@@ -138,7 +138,7 @@ on_every_database! {
         tx.write(numbered("mail", 2)).await.unwrap();
         tx.rollback().await.unwrap();
         assert_eq!(count(&db.outbox, wallet("w1")).await, 1);
-        assert_eq!(db.tally().await.0, 1);
+        assert_eq!(db.status_counts().await.0, 1);
     }
 
     async fn it_works_in_a_transaction_that_stays_yours(|db|) {

@@ -43,10 +43,10 @@ on_every_database! {
         assert_eq!(admin.purge_done(DAY * 7).await.unwrap(), 1_200);
         assert_eq!(admin.purge(DAY * 7).await.unwrap(), 0, "dead events stay");
         assert_eq!(admin.purge_dead(DAY * 7).await.unwrap(), 1, "unless they are purged explicitly");
-        assert_eq!(db.tally().await, (2, 0, 3, 1));
+        assert_eq!(db.status_counts().await, (2, 0, 3, 1));
         db.advance(DAY * 100);
         assert_eq!(admin.purge(DAY * 7).await.unwrap(), 3);
-        assert_eq!(db.tally().await, (2, 0, 0, 1), "pending and dead events stay, however old");
+        assert_eq!(db.status_counts().await, (2, 0, 0, 1), "pending and dead events stay, however old");
     }
 
     /// Events of the log and audit entries stay unless a retention for them is set; failed attempts
@@ -72,7 +72,7 @@ on_every_database! {
         let relay = db.outbox.writer_only().purge(PurgeSettings::default().every(5 * MS)).start().await.unwrap();
         for _ in 0..2 {
             // Events are purged first in each round: with the second event the first round is over.
-            while db.tally().await.2 > 0 {
+            while db.status_counts().await.2 > 0 {
                 tokio::time::sleep(5 * MS).await;
             }
             db.write("e", 0..1).await;
@@ -94,14 +94,14 @@ on_every_database! {
         finished(&db, 30).await;
         db.advance(DAY * 800);
         let relay = db.outbox.single_node().unrouted(Unrouted::Dead).purge(PurgeSettings::default().every(5 * MS).batch(7)).start().await.unwrap();
-        while db.tally().await.2 > 0 {
+        while db.status_counts().await.2 > 0 {
             tokio::time::sleep(5 * MS).await;
         }
-        assert_eq!(db.tally().await, (0, 0, 0, 1));
+        assert_eq!(db.status_counts().await, (0, 0, 0, 1));
         relay.stop().await.unwrap();
         let purge = PurgeSettings::default().every(5 * MS).dead_retention(7 * DAY);
         let relay = db.outbox.multi_node().unrouted(Unrouted::Dead).purge(purge).start().await.unwrap();
-        while db.tally().await.3 > 0 {
+        while db.status_counts().await.3 > 0 {
             tokio::time::sleep(5 * MS).await;
         }
         relay.stop().await.unwrap();
@@ -127,18 +127,18 @@ on_every_database! {
         assert_eq!(relay.poll_once().await.unwrap(), 0);
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(db.tally().await, (3, 0, 0, 0), "nothing is handled, nothing is purged");
+        assert_eq!(db.status_counts().await, (3, 0, 0, 0), "nothing is handled, nothing is purged");
 
         let purge = PurgeSettings::default().retention(DAY).every(5 * MS).batch(2).delete_undelivered();
         let relay = db.outbox.writer_only().purge(purge).start().await.unwrap();
         db.advance(DAY / 2);
         db.write("e", 3..5).await;
         db.advance(DAY / 2 + SEC);
-        while db.tally().await.0 > 2 {
+        while db.status_counts().await.0 > 2 {
             tokio::time::sleep(5 * MS).await;
         }
         relay.stop().await.unwrap();
-        assert_eq!(db.tally().await, (2, 0, 0, 0), "newer events stay");
+        assert_eq!(db.status_counts().await, (2, 0, 0, 0), "newer events stay");
     }
 
     /// The relay that delivers them may be down for longer than the retention.
@@ -149,11 +149,11 @@ on_every_database! {
         let purge = PurgeSettings::default().retention(DAY).dead_retention(DAY).every(5 * MS).batch(2);
         let relay = db.outbox.writer_only().purge(purge.clone()).start().await.unwrap();
         // Dead events are purged last.
-        while db.tally().await.3 > 0 {
+        while db.status_counts().await.3 > 0 {
             tokio::time::sleep(5 * MS).await;
         }
         relay.stop().await.unwrap();
-        assert_eq!(db.tally().await, (2, 0, 0, 0));
+        assert_eq!(db.status_counts().await, (2, 0, 0, 0));
 
         for relay in [db.outbox.single_node().unrouted(Unrouted::Dead), db.outbox.multi_node().unrouted(Unrouted::Dead), db.outbox.ordered().unrouted(Unrouted::Dead), db.outbox.log_only()] {
             let error = relay.purge(purge.clone().delete_undelivered()).start().await.unwrap_err();
@@ -171,7 +171,7 @@ on_every_database! {
             relay.stop().await.unwrap();
             seen.assert_each_once(0..10);
         }
-        assert_eq!(db.tally().await, (0, 0, 0, 2));
+        assert_eq!(db.status_counts().await, (0, 0, 0, 2));
     }
 
     async fn dead_events_are_found_counted_and_replayed(frozen |db|) {
@@ -222,7 +222,7 @@ on_every_database! {
         assert_eq!(admin.count_dead(&DeadFilter::default()).await.unwrap(), 60);
         assert!(matches!(admin.replay_all(&DeadFilter::default(), 0).await, Err(Error::Setting(_))));
         assert_eq!(admin.replay_all(&DeadFilter::default().event_type("e"), 10).await.unwrap(), 57);
-        assert_eq!(db.tally().await, (57, 0, 0, 3));
+        assert_eq!(db.status_counts().await, (57, 0, 0, 3));
         let seen = Seen::default();
         let relay = db.outbox.multi_node().unrouted(Unrouted::Dead).on_type("e", seen.handler()).start().await.unwrap();
         relay.idle().await.unwrap();

@@ -92,7 +92,7 @@ on_every_database! {
             assert_in_order(&seen, 8, 40);
             relay.stop().await.unwrap();
         }
-        assert_eq!(db.tally().await, (0, 0, 640, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 640, 0));
     }
 
     async fn keys_keep_their_order_across_three_nodes(|db|) {

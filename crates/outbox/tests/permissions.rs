@@ -100,9 +100,9 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Backend>() {
     let overview = admin.overview(100).await.unwrap();
     // The right to read the sequence of a PostgreSQL table is not granted.
     assert_eq!(overview.last_seq == 0, is_postgres::<DB>(), "{overview:?}");
-    for shelf in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
-        admin.page(&PageRequest { shelf, ..PageRequest::default() }).await.unwrap();
-        admin.breakdown(shelf, 10).await.unwrap();
+    for status_group in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
+        admin.page(&PageRequest { status_group, ..PageRequest::default() }).await.unwrap();
+        admin.breakdown(status_group, 10).await.unwrap();
     }
     admin.blocked_keys(10, 10).await.unwrap();
     admin.unrouted(10).await.unwrap();
@@ -280,7 +280,7 @@ async fn authority_and_name_of_each_server_of_a_fleet_are_verified_on_mariadb() 
         let error = store.stats().await.unwrap_err().to_string();
         assert!(error.contains(reason), "{url}: {error}");
     }
-    assert_eq!(db.tally().await.0, accepted.len() as u64);
+    assert_eq!(db.status_counts().await.0, accepted.len() as u64);
 }
 
 macro_rules! on_every_server {

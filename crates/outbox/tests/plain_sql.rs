@@ -167,7 +167,7 @@ on_every_database! {
         db.outbox.write_all(&mut tx, events).await.unwrap();
         let of_library = locks(&mut *tx, &db).await;
         tx.commit().await.unwrap();
-        assert_eq!(db.tally().await, (2 * KEYS, 0, 0, 0));
+        assert_eq!(db.status_counts().await, (2 * KEYS, 0, 0, 0));
         assert!(of_sql < 2_100 && of_library < 2_100, "{of_sql} and {of_library} locks");
     }
 
@@ -183,7 +183,7 @@ on_every_database! {
         run(&mut conn, &db, &format!("INSERT INTO {{t}} (event_type, ordering_key, payload) VALUES {rows}")).await;
         db.run(&of_key("other", 1)).await.unwrap();
         run(&mut conn, &db, "ROLLBACK").await;
-        assert_eq!(db.tally().await.0, 1);
+        assert_eq!(db.status_counts().await.0, 1);
     }
 
     /// A writer waits for transactions on its own key only.
@@ -198,6 +198,6 @@ on_every_database! {
         db.outbox.send(numbered("e", 2).ordering_key("another")).await.unwrap();
         db.run("INSERT INTO {t} (event_type, payload) VALUES ('e', '3')").await.unwrap();
         run(&mut conn, &db, "ROLLBACK").await;
-        assert_eq!(db.tally().await.0, 3);
+        assert_eq!(db.status_counts().await.0, 3);
     }
 }

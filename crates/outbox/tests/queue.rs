@@ -206,7 +206,7 @@ on_every_database! {
         db.advance(365 * DAY);
         queue.reap_expired().await.unwrap();
         assert!(claim(&queue, "a").await.is_empty());
-        assert_eq!(db.tally().await, (0, 0, 2, 2));
+        assert_eq!(db.status_counts().await, (0, 0, 2, 2));
     }
 
     /// OBX-027, 028, 029.
@@ -384,7 +384,7 @@ on_every_database! {
         db.advance(LEASE + MS);
         assert_eq!(queue.reap_expired().await.unwrap(), 2);
         assert_eq!(queue.reap_expired().await.unwrap(), 0);
-        assert_eq!(db.tally().await, (3, 0, 1, 1));
+        assert_eq!(db.status_counts().await, (3, 0, 1, 1));
         assert!(db.find(&written[2]).await.lease.is_some(), "this lease was extended");
         for id in &written[3..] {
             assert_eq!(db.find(id).await.lease, None);
@@ -585,7 +585,7 @@ on_every_database! {
             }
         }
         assert_eq!(crashes, 4, "once in a batch, three times as a suspect");
-        assert_eq!(db.tally().await, (0, 0, 5, 1));
+        assert_eq!(db.status_counts().await, (0, 0, 5, 1));
         let reason = db.find(poison).await.last_error.unwrap();
         assert!(reason.contains("never came back"), "{reason}");
     }
@@ -711,7 +711,7 @@ on_every_database! {
         let mut acked: Vec<u64> = workers.join_all().await.into_iter().flatten().collect();
         acked.sort_unstable();
         assert_eq!(acked, (0..ITEMS).collect::<Vec<_>>());
-        assert_eq!(db.tally().await, (0, 0, ITEMS, 0));
+        assert_eq!(db.status_counts().await, (0, 0, ITEMS, 0));
     }
 
     /// `single_node` leads the whole table; `multi_node` shares it.

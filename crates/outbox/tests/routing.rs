@@ -257,7 +257,7 @@ on_every_database! {
         db.outbox.send(numbered("mine", 7)).await.unwrap();
         seen.reach(1).await;
         relay.stop().await.unwrap();
-        assert_eq!((seen.numbers(), db.tally().await), (vec![7], (500, 0, 1, 0)));
+        assert_eq!((seen.numbers(), db.status_counts().await), (vec![7], (500, 0, 1, 0)));
     }
 
     /// `OUTBOX_TEST_UNROUTED=100000` and `--nocapture` print the cost of many unrouted events.
@@ -324,7 +324,7 @@ on_every_database! {
             .on_type("x", move |_: Cx| { counted.fetch_add(1, Ordering::Relaxed); async {} }).start().await.unwrap();
         strict.idle().await.unwrap();
         strict.stop().await.unwrap();
-        let (.., dead) = db.tally().await;
+        let (.., dead) = db.status_counts().await;
         assert_eq!((dead, calls.load(Ordering::Relaxed)), (3, 0));
     }
 }

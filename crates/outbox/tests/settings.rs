@@ -107,7 +107,7 @@ async fn embedded<DB: Opened>() {
         relay.idle().await.unwrap();
     };
     assert_eq!((dead.attempts, seen.count()), (2, 2));
-    assert_eq!(db.tally().await, (0, 0, 0, 0), "nothing is in another table");
+    assert_eq!(db.status_counts().await, (0, 0, 0, 0), "nothing is in another table");
 
     relay.stop().await.unwrap();
 

@@ -429,7 +429,7 @@ async fn a_full_disk_breaks_no_order() {
         raise_limit(&db).await;
         relay.idle().await.unwrap();
         assert_eq!(seen.of_key("k"), [0, 0, 1, 2, 3, 4]);
-        assert_eq!(db.tally().await, (0, 0, 5, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 5, 0));
         relay.stop().await.unwrap();
     };
     in_time(test).await;

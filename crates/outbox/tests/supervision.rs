@@ -173,7 +173,7 @@ async fn delivery_continues_while_other_tasks_panic() {
             seen.reach(5).await;
             gate.open();
             until(async || log.0.load(Ordering::SeqCst) == 1).await;
-            until(async || db.tally().await == (0, 0, 0, 0)).await;
+            until(async || db.status_counts().await == (0, 0, 0, 0)).await;
             until(async || store.nodes().await.unwrap().len() == 1).await;
             assert_eq!(seen.count(), 5, "{at:?}: no event twice");
             until(async || relay.health().errors.is_empty()).await;

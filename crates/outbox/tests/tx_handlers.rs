@@ -103,7 +103,7 @@ on_every_database! {
         relay.idle().await.unwrap();
         seen.assert_each_once(0..50);
         assert_eq!(booked(&db).await, 50);
-        assert_eq!(db.tally().await, (0, 0, 50, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 50, 0));
         relay.stop().await.unwrap();
     }
 
@@ -113,7 +113,7 @@ on_every_database! {
         db.outbox.send_all((0..30).map(|n| numbered("n", n).ordering_key("k"))).await.unwrap();
         relay.idle().await.unwrap();
         assert_eq!(booked(&db).await, 30);
-        assert_eq!(db.tally().await, (0, 0, 30, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 30, 0));
         relay.stop().await.unwrap();
     }
 
@@ -153,7 +153,7 @@ on_every_database! {
         db.write("n", 0..5).await;
         db.drained().await;
         assert_eq!(booked(&db).await, 1);
-        assert_eq!(db.tally().await, (0, 0, 1, 4));
+        assert_eq!(db.status_counts().await, (0, 0, 1, 4));
         relay.stop().await.unwrap();
     }
 
@@ -182,7 +182,7 @@ on_every_database! {
         seen.reach(2).await;
         relay.stop().await.unwrap();
         assert_eq!(booked(&db).await, 0);
-        assert_eq!(db.tally().await.2, 0);
+        assert_eq!(db.status_counts().await.2, 0);
     }
 
     async fn events_written_in_the_transaction_are_committed_or_rolled_back_with_it(|db|) {
@@ -229,7 +229,7 @@ on_every_database! {
         db.drained().await;
         relay.stop().await.unwrap();
         assert_eq!(booked(&db).await, 1);
-        assert_eq!(db.tally().await, (0, 0, 1, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 1, 0));
         assert_eq!(seen.count(), 1);
     }
 

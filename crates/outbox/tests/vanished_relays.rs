@@ -101,7 +101,7 @@ on_every_database! {
             .start().await.unwrap();
         db.drained().await;
         relay.stop().await.unwrap();
-        assert_eq!(db.tally().await, (0, 0, 1, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 1, 0));
         assert_eq!(unavailable.0.load(Ordering::SeqCst), 0);
     }
 
@@ -120,7 +120,7 @@ on_every_database! {
         seen.reach(1).await;
         assert_eq!(failing.failed(), 1);
         relay.stop().await.unwrap();
-        assert_eq!(db.tally().await, (0, 0, 1, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 1, 0));
     }
 
     /// Other relays may have released its events, so it takes and handles nothing until it has

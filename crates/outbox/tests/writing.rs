@@ -138,7 +138,7 @@ on_every_database! {
         db.outbox.write_all(&mut tx, [numbered("e", 1), numbered("", 2)]).await.unwrap_err();
         db.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
         tx.commit().await.unwrap();
-        assert_eq!(db.tally().await, (1, 0, 0, 0), "the transaction is usable after an error that did not reach the database");
+        assert_eq!(db.status_counts().await, (1, 0, 0, 0), "the transaction is usable after an error that did not reach the database");
     }
 
     async fn a_deduplication_key_is_written_once(|db|) {
@@ -181,7 +181,7 @@ on_every_database! {
             }
         }
         assert_eq!(*calls.lock().unwrap(), ["committed", "committed, second", "rolled back", "rolled back"]);
-        assert_eq!(db.tally().await.0, 1);
+        assert_eq!(db.status_counts().await.0, 1);
     }
 
     /// A compensation is needed most when the database fails.
@@ -204,7 +204,7 @@ on_every_database! {
         db.run(&kill.replace("{}", &connection.to_string())).await.unwrap();
         tx.rollback().await.unwrap_err();
         assert_eq!(calls.lock().unwrap()[2..], ["after_rollback 1", "callback"]);
-        assert_eq!(db.tally().await.0, 0);
+        assert_eq!(db.status_counts().await.0, 0);
     }
 
     async fn a_transaction_begun_elsewhere_is_adopted(|db|) {
@@ -335,7 +335,7 @@ on_every_database! {
         outbox.send(numbered("e", 1)).await.unwrap();
         let other = db.another().await;
         other.outbox.send(numbered("e", 2)).await.unwrap();
-        assert_eq!(other.tally().await.0, 2, "the events are committed and visible to others");
+        assert_eq!(other.status_counts().await.0, 2, "the events are committed and visible to others");
         let open = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' \
                     AND application_name = '{t}'";
         // A pool takes connections back in a separate task.
@@ -376,7 +376,7 @@ async fn a_commit_that_was_a_rollback_is_an_error() {
     }
     relay.idle().await.unwrap();
     assert_eq!(seen.count(), 0);
-    assert_eq!(db.tally().await, (0, 0, 0, 0));
+    assert_eq!(db.status_counts().await, (0, 0, 0, 0));
     relay.stop().await.unwrap();
 }
 
@@ -414,7 +414,7 @@ async fn a_commit_that_the_database_refuses_is_a_rollback() {
     assert!(matches!(tx.commit().await, Err(Error::Database(_))));
     assert!(*rolled_back.lock().unwrap());
     relay.idle().await.unwrap();
-    assert_eq!((seen.count(), db.tally().await), (0, (0, 0, 0, 0)));
+    assert_eq!((seen.count(), db.status_counts().await), (0, (0, 0, 0, 0)));
     relay.stop().await.unwrap();
 }
 
@@ -483,7 +483,7 @@ async fn a_hook_sees_each_batch_once() {
             "after_rollback 1",
         ];
         assert_eq!(*calls.lock().unwrap(), expected);
-        assert_eq!(db.tally().await.0, 3, "a panic in a hook changes nothing");
+        assert_eq!(db.status_counts().await.0, 3, "a panic in a hook changes nothing");
     }
 }
 
@@ -509,7 +509,7 @@ async fn a_hook_changes_suppresses_and_refuses() {
         ["before_write 1", "before_write 2"],
         "nothing was written, so no other hook is called"
     );
-    assert_eq!(db.tally().await, (0, 0, 0, 0));
+    assert_eq!(db.status_counts().await, (0, 0, 0, 0));
 
     let changes: [(Change, &str); 2] =
         [(|_| Err("not allowed".to_owned()), "not allowed"), (|_| panic!("boom"), "it panicked")];
@@ -519,7 +519,7 @@ async fn a_hook_changes_suppresses_and_refuses() {
         let written = db.outbox.write(&mut tx, numbered("e", 1)).await;
         assert!(matches!(&written, Err(Error::Hook(text)) if text == reason), "{written:?}");
         tx.commit().await.unwrap();
-        assert_eq!(db.tally().await, (0, 0, 0, 0));
+        assert_eq!(db.status_counts().await, (0, 0, 0, 0));
     }
 }
 
@@ -808,7 +808,7 @@ async fn an_outbox_has_its_own_limit_for_payloads() {
     assert_eq!(db.outbox.send(built).await.unwrap_err().to_string(), too_large(11));
     assert!(db.outbox.send(Event::new("e").json(&text).max_payload(11)).await.is_ok(), "set for this event");
     assert!(db.outbox.send(db.outbox.event("e").json("12345678")).await.is_ok());
-    assert_eq!(db.tally().await.0, 2);
+    assert_eq!(db.status_counts().await.0, 2);
 }
 
 #[tokio::test]

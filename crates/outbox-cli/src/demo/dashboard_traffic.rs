@@ -144,12 +144,16 @@ impl DashboardTraffic {
         if self.state().started.insert(cx.id().clone()) {
             return Ok(Outcome::RetryAfter(Duration::from_millis(rng.random_range(500..12_000))));
         }
-        let (number, shelf) = (parcel.parcel, rng.random_range(1..40));
+        let (number, status_group) = (parcel.parcel, rng.random_range(1..40));
         if parcel.is_lost && cx.attempt() < 3 {
-            return Err(Failure::retry(format!("parcel {number} is not on shelf {shelf}: searching")));
+            return Err(Failure::retry(format!(
+                "parcel {number} is not on status_group {status_group}: searching"
+            )));
         }
         if parcel.is_lost {
-            return Err(Failure::dead(format!("parcel {number} is not on shelf {shelf}, nor on any other")));
+            return Err(Failure::dead(format!(
+                "parcel {number} is not on status_group {status_group}, nor on any other"
+            )));
         }
         self.state().started.remove(cx.id());
         Ok(Outcome::Done)

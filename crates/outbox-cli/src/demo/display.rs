@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::ledger::Tally;
+use super::ledger::Totals;
 use crate::print_escaped;
 
 /// Interval for redrawing the live display.
@@ -18,14 +18,14 @@ const RATE_WINDOW: Duration = Duration::from_secs(2);
 
 const HEADER: &str = "   written  delivered   retried    dead  in flight       rate";
 
-fn columns(tally: &Tally, rate: f64) -> String {
+fn columns(totals: &Totals, rate: f64) -> String {
     format!(
         "{:>10} {:>10} {:>9} {:>7} {:>10} {:>8.0}/s",
-        HumanCount(tally.written).to_string(),
-        HumanCount(tally.delivered).to_string(),
-        HumanCount(tally.retried).to_string(),
-        HumanCount(tally.dead).to_string(),
-        HumanCount(tally.in_flight()).to_string(),
+        HumanCount(totals.written).to_string(),
+        HumanCount(totals.delivered).to_string(),
+        HumanCount(totals.retried).to_string(),
+        HumanCount(totals.dead).to_string(),
+        HumanCount(totals.in_flight()).to_string(),
         rate
     )
 }
@@ -52,7 +52,7 @@ impl Display {
     }
 
     /// Shows the counts if the interval is over. Fails if standard output is closed.
-    pub(crate) fn show(&mut self, tally: &Tally) -> io::Result<()> {
+    pub(crate) fn show(&mut self, totals: &Totals) -> io::Result<()> {
         let now = Instant::now();
         let pause = if self.bar.is_some() { REDRAW_INTERVAL } else { LINE_INTERVAL };
         // Without a terminal the first line is printed after one interval, when there are counts to
@@ -61,10 +61,10 @@ impl Display {
             return Ok(());
         }
         self.shown = Some(now);
-        let columns = columns(tally, self.rate(tally.settled(), now));
+        let columns = columns(totals, self.rate(totals.settled(), now));
         match &self.bar {
             Some(bar) => {
-                bar.set_position(tally.settled());
+                bar.set_position(totals.settled());
                 bar.set_message(columns);
                 bar.tick();
                 Ok(())

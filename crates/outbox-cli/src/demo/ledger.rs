@@ -12,7 +12,7 @@ const TOLERANCE: Duration = Duration::from_millis(5);
 
 /// All counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
+pub(crate) struct Totals {
     /// Committed transactions.
     pub(crate) transactions: u64,
     /// Events of committed transactions.
@@ -34,7 +34,7 @@ pub(crate) struct Tally {
     pub(crate) phantom: u64,
 }
 
-impl Tally {
+impl Totals {
     pub(crate) fn settled(&self) -> u64 {
         self.delivered + self.dead
     }
@@ -83,7 +83,7 @@ struct InFlightEvent {
 
 #[derive(Default)]
 struct LedgerState {
-    tally: Tally,
+    totals: Totals,
     event_states: Vec<EventState>,
     in_flight_events: HashMap<u64, InFlightEvent>,
     /// Position that the next event of each customer must have.
@@ -124,8 +124,8 @@ impl Ledger {
     /// Records that the transaction of these events was committed.
     pub(crate) fn committed(&self, numbers: Range<u64>, now: Instant) {
         let mut state = self.lock();
-        state.tally.transactions += 1;
-        state.tally.written += numbers.end - numbers.start;
+        state.totals.transactions += 1;
+        state.totals.written += numbers.end - numbers.start;
         for number in numbers {
             if let Some(event) = state.in_flight_events.get_mut(&number) {
                 event.committed = Some(now);
@@ -138,12 +138,12 @@ impl Ledger {
     /// Records that the transaction of these events was rolled back.
     pub(crate) fn rolled_back(&self, numbers: Range<u64>) {
         let mut state = self.lock();
-        state.tally.rolled_back_transactions += 1;
-        state.tally.rolled_back += numbers.end - numbers.start;
+        state.totals.rolled_back_transactions += 1;
+        state.totals.rolled_back += numbers.end - numbers.start;
         for number in numbers {
             state.event_states[number as usize] = EventState::RolledBack;
             let event = state.in_flight_events.remove(&number);
-            state.tally.phantom += u64::from(event.is_some_and(|event| event.arrived.is_some()));
+            state.totals.phantom += u64::from(event.is_some_and(|event| event.arrived.is_some()));
         }
     }
 
@@ -152,8 +152,8 @@ impl Ledger {
     pub(crate) fn arrived(&self, number: Option<u64>, hot: bool, now: Instant) {
         let mut state = self.lock();
         match number.and_then(|number| state.event_states.get(number as usize)) {
-            None | Some(EventState::RolledBack) => state.tally.phantom += 1,
-            Some(EventState::Settled) => state.tally.duplicates += 1,
+            None | Some(EventState::RolledBack) => state.totals.phantom += 1,
+            Some(EventState::Settled) => state.totals.duplicates += 1,
             Some(EventState::Open) => state.record_arrival(number.unwrap_or_default(), hot, now),
         }
     }
@@ -166,11 +166,11 @@ impl Ledger {
         }
         match attempt {
             Attempt::Again => {
-                state.tally.retried += 1;
+                state.totals.retried += 1;
                 return;
             }
-            Attempt::Done => state.tally.delivered += 1,
-            Attempt::Dead => state.tally.dead += 1,
+            Attempt::Done => state.totals.delivered += 1,
+            Attempt::Dead => state.totals.dead += 1,
         }
         state.event_states[number as usize] = EventState::Settled;
         state.last_settled = Some(now);
@@ -182,8 +182,8 @@ impl Ledger {
         state.remove_if_complete(number);
     }
 
-    pub(crate) fn tally(&self) -> Tally {
-        self.lock().tally
+    pub(crate) fn totals(&self) -> Totals {
+        self.lock().totals
     }
 
     /// Time when the last event was settled.
@@ -203,11 +203,11 @@ impl LedgerState {
         let Some(event) = self.in_flight_events.get_mut(&number) else { return };
         if let Some((customer, key_position)) = event.expected.key_position {
             let next_position = self.next_position.get(&customer).copied().unwrap_or_default();
-            self.tally.out_of_order += u64::from(key_position != next_position);
+            self.totals.out_of_order += u64::from(key_position != next_position);
         }
         if event.arrived.is_none() {
             event.arrived = Some((now, hot));
-            self.tally.early += u64::from(now + TOLERANCE < event.opened + event.expected.delay);
+            self.totals.early += u64::from(now + TOLERANCE < event.opened + event.expected.delay);
             self.measure(number);
         }
     }
@@ -255,8 +255,8 @@ mod tests {
         deliver(&ledger, 0);
         ledger.committed(events, now);
         deliver(&ledger, 1);
-        let expected = Tally { transactions: 1, written: 2, delivered: 2, retried: 1, ..Tally::default() };
-        assert_eq!(ledger.tally(), expected);
+        let expected = Totals { transactions: 1, written: 2, delivered: 2, retried: 1, ..Totals::default() };
+        assert_eq!(ledger.totals(), expected);
     }
 
     #[test]
@@ -267,7 +267,7 @@ mod tests {
         ledger.rolled_back(events);
         deliver(&ledger, 1);
         ledger.arrived(None, true, now);
-        assert_eq!(ledger.tally().phantom, 3);
+        assert_eq!(ledger.totals().phantom, 3);
     }
 
     #[test]
@@ -277,7 +277,7 @@ mod tests {
         ledger.committed(events, now);
         deliver(&ledger, 0);
         deliver(&ledger, 0);
-        assert_eq!((ledger.tally().delivered, ledger.tally().duplicates), (1, 1));
+        assert_eq!((ledger.totals().delivered, ledger.totals().duplicates), (1, 1));
     }
 
     #[test]
@@ -286,10 +286,10 @@ mod tests {
         let events = ledger.open(&[ordered(1, 0), ordered(1, 1), ordered(2, 0), ordered(2, 1)], now);
         ledger.committed(events, now);
         ledger.arrived(Some(1), false, now);
-        assert_eq!(ledger.tally().out_of_order, 1);
+        assert_eq!(ledger.totals().out_of_order, 1);
         ledger.finished(2, Attempt::Dead, now);
         ledger.arrived(Some(3), false, now);
-        assert_eq!(ledger.tally().out_of_order, 1);
+        assert_eq!(ledger.totals().out_of_order, 1);
     }
 
     #[test]
@@ -300,7 +300,7 @@ mod tests {
         ledger.committed(events, now);
         ledger.arrived(Some(0), false, now + Duration::from_millis(900));
         ledger.arrived(Some(1), false, now + Duration::from_millis(1_002));
-        assert_eq!(ledger.tally().early, 1);
+        assert_eq!(ledger.totals().early, 1);
         let (_, all) = ledger.take_latencies();
         assert_eq!(all.max(), Some(Duration::from_millis(2)));
     }

@@ -311,7 +311,7 @@ impl<DB: Shop> Writer<DB> {
                 () = self.rate_limiter.wait(kinds.len()) => {}
                 () = self.stop.cancelled() => break,
             }
-            while self.ledger.tally().in_flight() > MAX_IN_FLIGHT && !self.stop.is_cancelled() {
+            while self.ledger.totals().in_flight() > MAX_IN_FLIGHT && !self.stop.is_cancelled() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             let index = rand::rng().random_range(0..orders_of.len());

@@ -6,12 +6,12 @@ use std::time::Duration;
 use indicatif::HumanCount;
 
 use super::latency::Latencies;
-use super::ledger::Tally;
+use super::ledger::Totals;
 use super::shop::StoredCounts;
 
 pub(crate) struct Summary {
     /// Counts of the ledger.
-    pub(crate) tally: Tally,
+    pub(crate) totals: Totals,
     /// Counts of the outbox's table.
     pub(crate) stored: StoredCounts,
     /// Number of rows of the shop's own table.
@@ -36,12 +36,12 @@ impl Summary {
         if self.stored.changed_manually {
             return 0;
         }
-        self.tally.written.saturating_sub(self.tally.delivered + self.stored.dead + self.waiting())
+        self.totals.written.saturating_sub(self.totals.delivered + self.stored.dead + self.waiting())
     }
 
     /// Violated guarantees; empty if there are none.
     pub(crate) fn violations(&self) -> Vec<String> {
-        let Tally { out_of_order, early, phantom, transactions, .. } = self.tally;
+        let Totals { out_of_order, early, phantom, transactions, .. } = self.totals;
         let stuck = if self.aborted { 0 } else { self.waiting() };
         let mut violations: Vec<String> = [
             (self.lost(), "lost"),
@@ -63,22 +63,22 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tally { transactions, rolled_back_transactions, .. } = self.tally;
+        let Totals { transactions, rolled_back_transactions, .. } = self.totals;
         let count = |count: u64| HumanCount(count).to_string();
         let written = format!("in {} transactions, each with its order", count(transactions));
         let rolled_back_transactions =
             format!("in {} transactions: must never be delivered", count(rolled_back_transactions));
         let rows = [
-            ("written (committed)", self.tally.written, written.as_str()),
-            ("rolled back", self.tally.rolled_back, rolled_back_transactions.as_str()),
-            ("delivered", self.tally.delivered, ""),
-            ("retried", self.tally.retried, "failed attempts that were retried"),
+            ("written (committed)", self.totals.written, written.as_str()),
+            ("rolled back", self.totals.rolled_back, rolled_back_transactions.as_str()),
+            ("delivered", self.totals.delivered, ""),
+            ("retried", self.totals.retried, "failed attempts that were retried"),
             ("dead", self.stored.dead, "dead-lettered, kept for inspection"),
             ("waiting", self.waiting(), "not settled when the demo was stopped"),
-            ("duplicates", self.tally.duplicates, "allowed: delivery is at least once"),
-            ("out of order", self.tally.out_of_order, ""),
-            ("too early", self.tally.early, ""),
-            ("phantom", self.tally.phantom, ""),
+            ("duplicates", self.totals.duplicates, "allowed: delivery is at least once"),
+            ("out of order", self.totals.out_of_order, ""),
+            ("too early", self.totals.early, ""),
+            ("phantom", self.totals.phantom, ""),
             ("lost", self.lost(), ""),
         ];
         for (name, value, note) in
@@ -87,7 +87,7 @@ impl fmt::Display for Summary {
             let line = format!("  {name:<20}{:>12}  {note}", count(value));
             writeln!(f, "{}", line.trim_end())?;
         }
-        let settled = self.tally.settled();
+        let settled = self.totals.settled();
         let rate = settled as f64 / self.took.as_secs_f64().max(0.001);
         writeln!(
             f,
@@ -116,9 +116,9 @@ mod tests {
     use super::*;
 
     fn summary() -> Summary {
-        let tally = Tally { transactions: 2, written: 5, delivered: 4, dead: 1, ..Tally::default() };
+        let totals = Totals { transactions: 2, written: 5, delivered: 4, dead: 1, ..Totals::default() };
         Summary {
-            tally,
+            totals,
             stored: StoredCounts { dead: 1, ..StoredCounts::default() },
             orders: 2,
             took: Duration::from_secs(1),
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn an_event_that_is_neither_delivered_nor_stored_is_lost() {
         let mut summary = summary();
-        summary.tally.delivered = 3;
+        summary.totals.delivered = 3;
         assert_eq!(summary.violations(), ["1 lost"]);
         summary.stored.changed_manually = true;
         assert!(summary.violations().is_empty(), "the user may have skipped it");
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn a_waiting_event_is_a_violation_unless_the_demo_was_aborted() {
         let mut summary = summary();
-        (summary.tally.delivered, summary.stored.waiting) = (3, 1);
+        (summary.totals.delivered, summary.stored.waiting) = (3, 1);
         assert_eq!(summary.violations(), ["1 not delivered in time"]);
         summary.aborted = true;
         assert!(summary.violations().is_empty());

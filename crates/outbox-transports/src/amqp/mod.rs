@@ -84,7 +84,7 @@ impl Amqp {
     async fn send_sub_batch(
         &self,
         connection: &AmqpConnection,
-        messages: &[IndexedMessage],
+        messages: &[IndexedAmqpMessage],
         batches: &mut KeyedBatches<'_>,
     ) -> Result<(), String> {
         let mut groups = vec![messages.iter().collect::<Vec<_>>()];
@@ -109,9 +109,9 @@ impl Amqp {
     async fn attempt<'a>(
         &self,
         connection: &AmqpConnection,
-        group: &[&'a IndexedMessage],
+        group: &[&'a IndexedAmqpMessage],
         batches: &mut KeyedBatches<'_>,
-    ) -> Result<Option<(AmqpRefusal, Vec<&'a IndexedMessage>)>, String> {
+    ) -> Result<Option<(AmqpRefusal, Vec<&'a IndexedAmqpMessage>)>, String> {
         let messages: Vec<&AmqpMessage> = group.iter().map(|(_, message)| message).collect();
         let acks = send(connection, &self.destination, &messages).await;
         let mut suspects = Vec::new();
@@ -135,7 +135,7 @@ impl Amqp {
 }
 
 /// A message and its index in the batch.
-type IndexedMessage = (usize, AmqpMessage);
+type IndexedAmqpMessage = (usize, AmqpMessage);
 
 #[async_trait]
 impl Publisher for Amqp {

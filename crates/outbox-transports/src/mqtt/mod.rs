@@ -107,10 +107,10 @@ impl Mqtt {
     async fn send_sub_batch(
         &self,
         connection: &MqttConnection,
-        messages: &[IndexedMessage],
+        messages: &[IndexedMqttMessage],
         batches: &mut KeyedBatches<'_>,
     ) -> Result<(), String> {
-        let all: Vec<&IndexedMessage> = messages.iter().collect();
+        let all: Vec<&IndexedMqttMessage> = messages.iter().collect();
         let suspects = {
             let _shared = self.isolation.read().await;
             self.attempt(connection, &all, batches).await?
@@ -146,9 +146,9 @@ impl Mqtt {
     async fn attempt<'a>(
         &self,
         connection: &MqttConnection,
-        group: &[&'a IndexedMessage],
+        group: &[&'a IndexedMqttMessage],
         batches: &mut KeyedBatches<'_>,
-    ) -> Result<Vec<(&'a IndexedMessage, MqttRefusal)>, String> {
+    ) -> Result<Vec<(&'a IndexedMqttMessage, MqttRefusal)>, String> {
         let messages: Vec<&MqttMessage> = group.iter().map(|(_, message)| message).collect();
         let outcomes = send(connection, &messages, self.settings.retain, self.settings.ack_timeout).await;
         let mut suspects = Vec::new();
@@ -177,7 +177,7 @@ impl Mqtt {
     /// and all events go to this topic.
     fn record_refusal(
         &self,
-        (index, message): &IndexedMessage,
+        (index, message): &IndexedMqttMessage,
         refusal: &MqttRefusal,
         batches: &mut KeyedBatches<'_>,
     ) -> Result<(), String> {
@@ -191,9 +191,9 @@ impl Mqtt {
 }
 
 /// A message and its index in the batch.
-type IndexedMessage = (usize, MqttMessage);
+type IndexedMqttMessage = (usize, MqttMessage);
 
-fn without_reasons(suspects: Vec<(&IndexedMessage, MqttRefusal)>) -> Vec<&IndexedMessage> {
+fn without_reasons(suspects: Vec<(&IndexedMqttMessage, MqttRefusal)>) -> Vec<&IndexedMqttMessage> {
     suspects.into_iter().map(|(suspect, _)| suspect).collect()
 }
 

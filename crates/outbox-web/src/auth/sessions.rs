@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_session_is_over_when_it_was_ended_pushed_out_or_expired() {
+    async fn a_session_is_closed_when_signed_out_evicted_or_expired() {
         let sessions = Sessions::default();
         let (cookie, _) = sessions.begin("ops", Role::Read);
         let ended = sessions.find(&cookie).unwrap();

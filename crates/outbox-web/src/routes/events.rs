@@ -116,18 +116,19 @@ pub(crate) async fn list(
     let database = find_database(&web, query.database.as_deref())?;
     let wanted = query.status.unwrap_or_default();
     let newest_first = query.order.unwrap_or_default() == Order::Newest;
-    let shelf = match wanted {
+    let status_group = match wanted {
         StatusFilter::Pending | StatusFilter::New | StatusFilter::Retry => StatusGroup::Pending,
         StatusFilter::Done => StatusGroup::Done,
         StatusFilter::Dead => StatusGroup::Dead,
     };
     let after = match &query.cursor {
-        Some(cursor) => Some(PageCursor::decode(cursor, shelf, newest_first)?),
+        Some(cursor) => Some(PageCursor::decode(cursor, status_group, newest_first)?),
         None => None,
     };
     let limit = page_size(query.limit)?;
-    let filter = query.filter(shelf)?;
-    let request = PageRequest { shelf, filter, newest_first, after, limit, look_at: SCAN_LIMIT.max(limit) };
+    let filter = query.filter(status_group)?;
+    let request =
+        PageRequest { status_group, filter, newest_first, after, limit, look_at: SCAN_LIMIT.max(limit) };
     let page = database.store.page(&request).await?;
     let is_wanted = |event: &EventView| match wanted {
         StatusFilter::New => event.status == "NEW",
@@ -135,18 +136,18 @@ pub(crate) async fn list(
         _ => true,
     };
     let events = page.rows.into_iter().map(EventView::from).filter(is_wanted).collect();
-    let next = page.next.map(|at| PageCursor { shelf, newest_first, at }.encode());
+    let next = page.next.map(|at| PageCursor { status_group, newest_first, at }.encode());
     Ok(Json(Events { events, next }))
 }
 
 impl EventQuery {
-    fn filter(&self, shelf: StatusGroup) -> ApiResult<Filter> {
+    fn filter(&self, status_group: StatusGroup) -> ApiResult<Filter> {
         let checked = |name: &str, text: &Option<String>, longest: usize| match text {
             Some(text) => text::check(name, text, longest).map(|()| Some(text.clone())),
             None => Ok(None),
         };
         let (within, before) = (self.within.map(|age| age.0), self.before.map(|age| age.0));
-        let settled = shelf != StatusGroup::Pending;
+        let settled = status_group != StatusGroup::Pending;
         Ok(Filter {
             event_type: checked("event_type", &self.event_type, 255)?,
             aggregate_type: checked("aggregate_type", &self.aggregate_type, 64)?,

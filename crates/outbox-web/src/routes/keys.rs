@@ -136,7 +136,7 @@ async fn head(database: &Database, key: &str) -> ApiResult<Found> {
     let filter = Filter { ordering_key: Some(key.to_owned()), ..Filter::default() };
     // The page is in the order of sequence numbers: the first row is the head of the key.
     let request = PageRequest {
-        shelf: StatusGroup::Dead,
+        status_group: StatusGroup::Dead,
         filter,
         limit: 1,
         look_at: KEY_SCAN_LIMIT,

@@ -59,8 +59,8 @@ impl Admin {
     /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
     /// let admin = outbox.admin();
-    /// let deed = AuditEntry { actor: "ada".into(), via: "script".into(), action: "dead.replay".into(), ..AuditEntry::default() };
-    /// let id = admin.audit(&deed).await?;
+    /// let entry = AuditEntry { actor: "ada".into(), via: "script".into(), action: "dead.replay".into(), ..AuditEntry::default() };
+    /// let id = admin.audit(&entry).await?;
     /// let replayed = admin.replay_all(&Default::default(), 100).await?;
     /// admin.finish_audit(id, "done", Some(replayed)).await?;
     ///
@@ -68,8 +68,8 @@ impl Admin {
     /// assert_eq!((last.actor.as_str(), last.outcome.as_deref(), last.count), ("ada", Some("done"), Some(0)));
     /// # Ok(()) }
     /// ```
-    pub async fn audit(&self, deed: &AuditEntry) -> Result<i64> {
-        self.store.audit(deed).await
+    pub async fn audit(&self, entry: &AuditEntry) -> Result<i64> {
+        self.store.audit(entry).await
     }
 
     /// Completes an audit entry with its outcome and the number of changed rows.
@@ -87,17 +87,17 @@ impl Admin {
     /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
     /// let admin = outbox.admin();
-    /// let deed = AuditEntry { actor: "ada".into(), via: "script".into(), action: "dead.replay".into(), ..AuditEntry::default() };
+    /// let entry = AuditEntry { actor: "ada".into(), via: "script".into(), action: "dead.replay".into(), ..AuditEntry::default() };
     /// let replay = async { admin.replay_all(&Default::default(), 100).await.map(|count| (count, ())) };
-    /// let (replayed, ()) = admin.begin_audit(deed).await?.carry_out(replay, outbox::Error::to_string).await?;
+    /// let (replayed, ()) = admin.begin_audit(entry).await?.carry_out(replay, outbox::Error::to_string).await?;
     ///
     /// let last = admin.audits(None, 1).await?.remove(0);
     /// assert_eq!((last.outcome.as_deref(), last.count), (Some("done"), Some(replayed)));
     /// # Ok(()) }
     /// ```
-    pub async fn begin_audit(&self, deed: AuditEntry) -> Result<OpenAudit> {
-        let id = self.store.audit(&deed).await?;
-        Ok(OpenAudit { admin: self.clone(), id, deed })
+    pub async fn begin_audit(&self, entry: AuditEntry) -> Result<OpenAudit> {
+        let id = self.store.audit(&entry).await?;
+        Ok(OpenAudit { admin: self.clone(), id, entry })
     }
 
     /// Audit entries before this id, newest first.
@@ -113,7 +113,7 @@ impl Admin {
 pub struct OpenAudit {
     admin: Admin,
     id: i64,
-    deed: AuditEntry,
+    entry: AuditEntry,
 }
 
 impl OpenAudit {
@@ -134,7 +134,7 @@ impl OpenAudit {
 
     /// Completes the entry. If that fails, the log has the outcome.
     pub async fn finish(&self, outcome: &str, count: Option<u64>) {
-        let AuditEntry { actor, via, action, target, .. } = &self.deed;
+        let AuditEntry { actor, via, action, target, .. } = &self.entry;
         let (store, target) = (self.admin.store.name(), target.as_deref().unwrap_or_default());
         tracing::info!(who = actor, via, action, target, store, outcome, count, "operator change");
         if let Err(error) = self.admin.finish_audit(self.id, outcome, count).await {

@@ -26,7 +26,7 @@ impl Admin {
     /// outbox.send_all((0..100).map(|n| Event::new(if n % 10 == 0 { "rare" } else { "common" }).json(&n))).await?;
     ///
     /// let filter = Filter { event_type: Some("rare".to_owned()), ..Filter::default() };
-    /// let mut ask = PageRequest { shelf: StatusGroup::Pending, filter, limit: 4, look_at: 30, ..PageRequest::default() };
+    /// let mut ask = PageRequest { status_group: StatusGroup::Pending, filter, limit: 4, look_at: 30, ..PageRequest::default() };
     /// let mut found = 0;
     /// loop {
     ///     let page = outbox.admin().page(&ask).await?;
@@ -92,8 +92,8 @@ impl Admin {
     /// assert_eq!((pending.types[0].event_type.as_str(), pending.types[0].count), ("b", 6));
     /// # Ok(()) }
     /// ```
-    pub async fn breakdown(&self, shelf: StatusGroup, look_at: usize) -> Result<Breakdown> {
-        self.store.breakdown(shelf, look_at).await
+    pub async fn breakdown(&self, status_group: StatusGroup, look_at: usize) -> Result<Breakdown> {
+        self.store.breakdown(status_group, look_at).await
     }
 
     /// Of the first `look_at` pending events: those that no running relay routes, by type. They

@@ -31,8 +31,8 @@ impl AdminStore for GuardedStore {
         self.slow(self.inner.overview(most)).await
     }
 
-    async fn breakdown(&self, shelf: StatusGroup, look_at: usize) -> Result<Breakdown> {
-        self.slow(self.inner.breakdown(shelf, look_at)).await
+    async fn breakdown(&self, status_group: StatusGroup, look_at: usize) -> Result<Breakdown> {
+        self.slow(self.inner.breakdown(status_group, look_at)).await
     }
 
     async fn unrouted(&self, look_at: usize) -> Result<UnroutedEvents> {
@@ -63,8 +63,8 @@ impl AdminStore for GuardedStore {
         self.slow(self.inner.release_node(node)).await
     }
 
-    async fn audit(&self, deed: &AuditEntry) -> Result<i64> {
-        self.slow(self.inner.audit(deed)).await
+    async fn audit(&self, entry: &AuditEntry) -> Result<i64> {
+        self.slow(self.inner.audit(entry)).await
     }
 
     async fn finish_audit(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()> {

@@ -49,8 +49,8 @@ pub trait Publisher: Send + Sync + 'static {
     /// [`PublishError`].
     ///
     /// No event of an [ordering key](Event::ordering_key) may arrive before an earlier one: after a
-    /// failed event, the later events of its key are [`NotAttempted`](EventResult::NotAttempted). Several batches
-    /// may be in flight concurrently, but never two with the same key.
+    /// failed event, the later events of its key are [`NotAttempted`](EventResult::NotAttempted).
+    /// Several batches may be in flight concurrently, but never two with the same key.
     async fn publish_batch(&self, events: &[Outgoing]) -> Result<(), PublishError>;
 
     /// Checks quickly whether publishing is possible now, for example by checking a connection.

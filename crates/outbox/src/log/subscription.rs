@@ -72,9 +72,9 @@ impl Subscription {
     /// follow each other as long as there are events. Events that are appended meanwhile wait for
     /// the next batch.
     ///
-    /// A failed batch is retried by its own rule ([`retry`](Subscription::retry)). The time is measured by
-    /// the leader: another node, or the same one after a restart, publishes its first batch
-    /// immediately.
+    /// A failed batch is retried by its own rule ([`retry`](Subscription::retry)). The time is
+    /// measured by the leader: another node, or the same one after a restart, publishes its first
+    /// batch immediately.
     ///
     /// ```
     /// use std::time::Duration;
@@ -97,8 +97,8 @@ impl Subscription {
     }
 
     /// After `polls` polls without an event each wait is twice as long, or [longer by another
-    /// factor](Subscription::idle_multiplier), up to `longest`; 3 and a minute if not set. An event or a
-    /// notification restores the interval.
+    /// factor](Subscription::idle_multiplier), up to `longest`; 3 and a minute if not set. An event
+    /// or a notification restores the interval.
     pub fn idle(mut self, polls: u32, longest: Duration) -> Self {
         (self.pace.idle_after, self.pace.idle_max) = (Some(polls), Some(longest));
         self

@@ -145,7 +145,7 @@ impl<DB: Database> TxDispatch for Transactional<DB> {
         let finished = async {
             let outcome = Self::finish(tx, settling).await;
             if matches!(outcome, TxOutcome::Settled { .. }) {
-                outbox.sql_store().let_go(&settling.settlement.id);
+                outbox.sql_store().release(&settling.settlement.id);
             }
             outcome
         };

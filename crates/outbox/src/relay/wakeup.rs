@@ -65,12 +65,12 @@ async fn watch_inserts(engine: &Engine, watch: &mut dyn InsertNotifier) -> Resul
             }
             continue;
         }
-        if watch.lie_down().await? {
+        if watch.arm().await? {
             pause = SHORTEST_PAUSE;
             // Events committed before this moment are not notified of.
             engine.request_rescan();
             watch.called().await?;
-            watch.get_up().await?;
+            watch.disarm().await?;
         } else {
             pause = (pause * 3 / 2).min(LONGEST_PAUSE);
         }

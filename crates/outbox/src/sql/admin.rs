@@ -31,8 +31,8 @@ impl<DB: Database> AdminStore for SqlStore<DB> {
         self.see_overview(most).await
     }
 
-    async fn breakdown(&self, shelf: StatusGroup, look_at: usize) -> Result<Breakdown> {
-        self.break_down(shelf, look_at).await
+    async fn breakdown(&self, status_group: StatusGroup, look_at: usize) -> Result<Breakdown> {
+        self.break_down(status_group, look_at).await
     }
 
     async fn unrouted(&self, look_at: usize) -> Result<UnroutedEvents> {
@@ -63,8 +63,8 @@ impl<DB: Database> AdminStore for SqlStore<DB> {
         self.release_all_of(node).await
     }
 
-    async fn audit(&self, deed: &AuditEntry) -> Result<i64> {
-        self.retried(|| self.write_deed(deed)).await
+    async fn audit(&self, entry: &AuditEntry) -> Result<i64> {
+        self.retried(|| self.write_audit_entry(entry)).await
     }
 
     async fn finish_audit(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()> {
@@ -76,6 +76,6 @@ impl<DB: Database> AdminStore for SqlStore<DB> {
     }
 
     async fn audits(&self, before: Option<i64>, limit: usize) -> Result<Vec<Audit>> {
-        self.list_deeds(before, limit).await
+        self.list_audit_entries(before, limit).await
     }
 }

@@ -52,8 +52,8 @@ impl<DB: Database> SqlStore<DB> {
         Ok(self.run(EDIT_HEADERS, values).await? > 0)
     }
 
-    pub(super) async fn write_deed(&self, deed: &AuditEntry) -> Result<i64> {
-        let AuditEntry { actor, via, action, target, details } = deed;
+    pub(super) async fn write_audit_entry(&self, entry: &AuditEntry) -> Result<i64> {
+        let AuditEntry { actor, via, action, target, details } = entry;
         let values = vec![
             Value::text(short(actor, 255)),
             Value::text(short(via, 64)),
@@ -106,15 +106,15 @@ impl<DB: Database> SqlStore<DB> {
         self.run(PURGE, vec![Value::Ints(ids)]).await
     }
 
-    pub(super) async fn list_deeds(&self, before: Option<i64>, limit: usize) -> Result<Vec<Audit>> {
+    pub(super) async fn list_audit_entries(&self, before: Option<i64>, limit: usize) -> Result<Vec<Audit>> {
         let text = format!(
             "SELECT audit_id, made_at, actor, via, action, target, details, outcome, affected FROM {{audits}} \
              WHERE audit_id < $1 ORDER BY audit_id DESC LIMIT {limit}"
         );
         let rows = self.fetch(&text, vec![Value::Int(before.unwrap_or(i64::MAX))]).await?;
-        let mut deeds = Vec::with_capacity(rows.len());
+        let mut entries = Vec::with_capacity(rows.len());
         for row in &rows {
-            deeds.push(Audit {
+            entries.push(Audit {
                 id: DB::int(row, 0)?.unwrap_or_default(),
                 at: DB::time(row, 1)?.unwrap_or_default(),
                 actor: DB::text(row, 2)?.unwrap_or_default(),
@@ -126,6 +126,6 @@ impl<DB: Database> SqlStore<DB> {
                 count: DB::int(row, 8)?.map(i64::unsigned_abs),
             });
         }
-        Ok(deeds)
+        Ok(entries)
     }
 }

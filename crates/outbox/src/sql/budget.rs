@@ -274,14 +274,14 @@ impl Seat {
     /// Waits for a permit to use a connection. Fails immediately during the pause after a failure.
     pub(crate) async fn enter(&self) -> Result<Permit> {
         self.may_be_tried()?;
-        let permit = self.stand_in_line().await?;
+        let permit = self.acquire().await?;
         // An operation ahead in the queue may just have failed.
         self.may_be_tried()?;
         Ok(permit)
     }
 
     /// The same for the transaction of a handler.
-    pub(crate) async fn enter_to_handle(&self) -> Result<Permit> {
+    pub(crate) async fn acquire_for_handler(&self) -> Result<Permit> {
         let handling = self.handling.clone().acquire_owned().await.ok();
         Ok(Permit { _handling: handling, ..self.enter().await? })
     }
@@ -298,7 +298,7 @@ impl Seat {
 
     /// Waits for a permit to use a connection, even if the database is unavailable: for the
     /// application's own transactions.
-    pub(crate) async fn stand_in_line(&self) -> Result<Permit> {
+    pub(crate) async fn acquire(&self) -> Result<Permit> {
         let acquire = async {
             let own = self.own.clone().acquire_owned().await?;
             let troubled = match self.is_troubled() {

@@ -470,8 +470,8 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         Self::ANNOUNCE_AND_FORGET
     }
 
-    /// [`tend`](crate::log::SubscriptionStore::tend) in one statement: `$1` is the node, `$2` its lease in
-    /// microseconds, `$3` the name of its heartbeat. Returns subscriptions, and nodes as
+    /// [`tend`](crate::log::SubscriptionStore::tend) in one statement: `$1` is the node, `$2` its
+    /// lease in microseconds, `$3` the name of its heartbeat. Returns subscriptions, and nodes as
     /// subscriptions without a status; `None` where that needs more than one statement.
     const TEND: Option<&'static str> = None;
 

@@ -35,8 +35,8 @@ pub(super) const SIZE: &str = "SELECT (SELECT CASE WHEN q.is_called THEN q.last_
     (SELECT CASE WHEN c.reltuples >= 0 THEN c.reltuples::bigint END FROM pg_class c WHERE c.oid = '{events}'::regclass) \
     FROM (SELECT $1::text AS schema, $2::text AS name) s";
 
-/// Locks the slots of keys in one order. The trigger of the table locks them as well, but in the order
-/// of the rows, in which two writers may wait for each other in a circle.
+/// Locks the slots of keys in one order. The trigger of the table locks them as well, but in the
+/// order of the rows, in which two writers may wait for each other in a circle.
 pub(super) fn lock_keys(keys: &str) -> String {
     format!(
         "SELECT count(*) >= 0 AS done FROM (SELECT s.slot FROM {{key_slots}} s WHERE s.slot IN (\
@@ -51,7 +51,8 @@ const MIGRATION_LOCK: &str = "SET LOCAL lock_timeout = 2000; \
     INSERT INTO {migration_lock} (id) VALUES (1) ON CONFLICT (id) DO NOTHING";
 const LOCK_MIGRATIONS: &str = "SELECT id FROM {migration_lock} WHERE id = 1 FOR UPDATE";
 
-/// Excludes other migrations until the end of the transaction. False: another one creates its tables.
+/// Excludes other migrations until the end of the transaction. False: another one creates its
+/// tables.
 pub(super) async fn lock_migrations(conn: &mut PgConnection, names: &Names) -> Result<bool> {
     let text = |template| render(template, names, &Postgres::fragment);
     let locked = async {
@@ -65,15 +66,15 @@ pub(super) async fn lock_migrations(conn: &mut PgConnection, names: &Names) -> R
     }
 }
 
-/// Whether another transaction creates the same table: `IF NOT EXISTS` does not see the table before
-/// that transaction commits. 40001 is how a serializable transaction says so.
+/// Whether another transaction creates the same table: `IF NOT EXISTS` does not see the table
+/// before that transaction commits. 40001 is how a serializable transaction says so.
 fn is_concurrent_creation(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
     matches!(code.as_deref(), Some("23505" | "42P07" | "40001"))
 }
 
-/// Rewrites a statement. Texts are compared by their bytes in CockroachDB, which has no collation of
-/// that name.
+/// Rewrites a statement. Texts are compared by their bytes in CockroachDB, which has no collation
+/// of that name.
 pub(super) fn rewrite(statement: Statement, values: Vec<Value>) -> (Statement, Vec<Value>) {
     if !statement.text.contains(COLLATION) {
         return (statement, values);

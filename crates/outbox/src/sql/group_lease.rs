@@ -75,7 +75,7 @@ const LOCK_ROWS: &str = "SELECT e.event_id FROM unnest($1::text[], $2::bigint[])
 /// Condition on an event `o` that blocks its key: this node does not hold it. All events of a key
 /// up to its frontier are held by this node if all of them are under group leases and none of these
 /// leases was lost; then no event up to the frontier need be looked at.
-const IN_THE_WAY: &str = "o.seq > CASE WHEN k.key NOT IN (SELECT unnest({apart}::text[])) AND (SELECT count(*) = cardinality({mine}::bigint[]) \
+const BLOCKING: &str = "o.seq > CASE WHEN k.key NOT IN (SELECT unnest({apart}::text[])) AND (SELECT count(*) = cardinality({mine}::bigint[]) \
         FROM {batches} m WHERE m.batch_id {in ints {mine}} AND m.held_until > {now}) THEN k.frontier ELSE 0 END \
     AND NOT (o.seq <= k.frontier AND o.status IN (0, 2) AND CASE \
         WHEN o.claims = 0 THEN o.seq IN (SELECT unnest(m.seqs) FROM {batches} m WHERE m.batch_id {in ints {mine}} AND m.held_until > {now}) \
@@ -105,14 +105,14 @@ const EXTEND: &str =
 /// Group leases that this process holds.
 #[derive(Default)]
 pub(super) struct Batches {
-    inner: Mutex<Inner>,
+    inner: Mutex<HeldGroups>,
 }
 
 #[derive(Default)]
-struct Inner {
+struct HeldGroups {
     /// Number of the oldest group lease of any owner. Older numbers need not be searched.
     floor: i64,
-    batches: HashMap<i64, Batch>,
+    batches: HashMap<i64, GroupLease>,
     /// Group lease of each event.
     of: HashMap<EventId, i64>,
     /// Group leases whose events are all settled.
@@ -130,7 +130,7 @@ struct Lost {
     newest: Option<i64>,
 }
 
-struct Batch {
+struct GroupLease {
     owner: NodeId,
     /// Number of events that are not settled.
     left: usize,
@@ -139,7 +139,7 @@ struct Batch {
 }
 
 impl Batches {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+    fn inner(&self) -> MutexGuard<'_, HeldGroups> {
         self.inner.lock().expect("no code panics while it holds this lock")
     }
 
@@ -152,7 +152,7 @@ impl Batches {
     /// then differ from the database.
     fn before_taking(&self) -> (Vec<i64>, Vec<i64>) {
         let mut inner = self.inner();
-        let Inner { batches, lost, ended, .. } = &mut *inner;
+        let HeldGroups { batches, lost, ended, .. } = &mut *inner;
         let newest = batches.keys().copied().max().unwrap_or_default();
         lost.retain_mut(|lost| {
             let newest = *lost.newest.get_or_insert(newest);
@@ -164,7 +164,7 @@ impl Batches {
 
     fn took(&self, number: i64, owner: NodeId, ids: Vec<EventId>, until: Instant) {
         let mut inner = self.inner();
-        inner.batches.insert(number, Batch { owner, left: ids.len(), until });
+        inner.batches.insert(number, GroupLease { owner, left: ids.len(), until });
         inner.of.extend(ids.into_iter().map(|id| (id, number)));
     }
 
@@ -173,7 +173,7 @@ impl Batches {
     }
 
     /// Records that these events are settled. Unless `all`, some of them were held by another node.
-    pub(super) fn let_go<'a>(&self, ids: impl IntoIterator<Item = &'a EventId>, all: bool) {
+    pub(super) fn release<'a>(&self, ids: impl IntoIterator<Item = &'a EventId>, all: bool) {
         let mut inner = self.inner();
         for id in ids {
             let Some(number) = inner.of.remove(id) else { continue };
@@ -230,7 +230,7 @@ impl Batches {
                 batch.until = asked + lease;
             }
         }
-        let Inner { batches, of, .. } = &mut *inner;
+        let HeldGroups { batches, of, .. } = &mut *inner;
         let known = batches.len();
         batches.retain(|_, batch| asked < batch.until + lease);
         if batches.len() < known {
@@ -244,7 +244,7 @@ impl Batches {
 impl<DB: Database> SqlStore<DB> {
     /// Takes due events: never leased events under a group lease if that is requested, the others
     /// by row.
-    pub(super) async fn claim_listed(&self, take: &Take, owner: &NodeId, lease: Duration) -> Result<Window> {
+    pub(super) async fn claim_group(&self, take: &Take, owner: &NodeId, lease: Duration) -> Result<Window> {
         match self.claim_alone(take, owner, lease).await {
             Err(Error::Database(error)) if DB::is_lock_timeout(error.inner()) => {
                 self.end_stalled_takers().await?;
@@ -369,8 +369,8 @@ impl<DB: Database> SqlStore<DB> {
     }
 
     /// Records that an event was settled on a connection of the caller.
-    pub(crate) fn let_go(&self, id: &EventId) {
-        self.batches.let_go([id], true);
+    pub(crate) fn release(&self, id: &EventId) {
+        self.batches.release([id], true);
     }
 
     /// Begins a transaction that holds the claim lock and deletes expired group leases, so that
@@ -414,9 +414,14 @@ impl<DB: Database> SqlStore<DB> {
 }
 
 /// Condition on events that block a key queue, for an owner with these group leases.
-pub(super) fn in_the_way(take: &Take, owner: &NodeId, mine: &[i64], values: &mut Vec<Value>) -> String {
+pub(super) fn blocking_predicate(
+    take: &Take,
+    owner: &NodeId,
+    mine: &[i64],
+    values: &mut Vec<Value>,
+) -> String {
     let apart = take.held_up_to.iter().filter(|(_, reach)| !reach.together).map(|(run, _)| &*run.key);
-    let mut text = IN_THE_WAY.to_owned();
+    let mut text = BLOCKING.to_owned();
     for (slot, value) in [
         ("{apart}", Value::texts(apart)),
         ("{mine}", Value::ints(mine.iter().copied())),

@@ -229,7 +229,7 @@ impl<DB: Dialect> Borrowed<DB> {
     }
 
     /// Marks the connection as clean: its operation has ended.
-    fn went_well(mut self) {
+    fn mark_clean(mut self) {
         self.well = true;
     }
 
@@ -238,7 +238,7 @@ impl<DB: Dialect> Borrowed<DB> {
         if self.is_open() {
             return self.commit().await;
         }
-        self.went_well();
+        self.mark_clean();
         Ok(())
     }
 
@@ -247,13 +247,13 @@ impl<DB: Dialect> Borrowed<DB> {
         if self.is_open() {
             return self.rollback().await;
         }
-        self.went_well();
+        self.mark_clean();
         Ok(())
     }
 
     pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
         DB::TransactionManager::commit(&mut self).await?;
-        self.went_well();
+        self.mark_clean();
         Ok(())
     }
 
@@ -263,7 +263,7 @@ impl<DB: Dialect> Borrowed<DB> {
         {
             return Err(error);
         }
-        self.went_well();
+        self.mark_clean();
         Ok(())
     }
 
@@ -295,12 +295,12 @@ impl InsertNotifier for FleetWatch {
         self.watch().is_ours().await
     }
 
-    async fn lie_down(&mut self) -> Result<bool> {
-        self.watch().lie_down().await
+    async fn arm(&mut self) -> Result<bool> {
+        self.watch().arm().await
     }
 
-    async fn get_up(&mut self) -> Result<()> {
-        self.watch().get_up().await
+    async fn disarm(&mut self) -> Result<()> {
+        self.watch().disarm().await
     }
 
     async fn called(&mut self) -> Result<()> {

@@ -4,7 +4,8 @@
 //!
 //! - `store.rs`: the store; `migrate.rs`: migrations; `statements.rs`: SQL that all databases
 //!   share.
-//! - `window.rs`: decoding rows into deliveries; `group_lease.rs`: group leases; `settle.rs`: settling.
+//! - `window.rs`: decoding rows into deliveries; `group_lease.rs`: group leases; `settle.rs`:
+//!   settling.
 //! - `joins.rs`: joins; `log/`: the event log; `subscriptions.rs`: progress of its subscriptions.
 //! - `page.rs`, `overview.rs`, `history.rs` and `audit.rs`: administration.
 //! - `postgres.rs`, `mysql.rs` and `sqlite.rs` mirror each other and hold only the differences.

@@ -72,9 +72,9 @@ impl<DB: Database> SqlStore<DB> {
         Ok(overview)
     }
 
-    pub(super) async fn break_down(&self, shelf: StatusGroup, look_at: usize) -> Result<Breakdown> {
+    pub(super) async fn break_down(&self, status_group: StatusGroup, look_at: usize) -> Result<Breakdown> {
         let look_at = look_at.min(MAX_SCAN);
-        let reading = Reading::of::<DB>(shelf);
+        let reading = Reading::of::<DB>(status_group);
         let own = reading.own;
         let columns = format!("e.event_type, e.created_at, CASE WHEN {own} THEN 1 ELSE 0 END AS hit");
         // One row more, to know whether there are more.

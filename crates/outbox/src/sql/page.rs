@@ -31,8 +31,8 @@ pub(super) struct Reading {
 
 impl Reading {
     /// Reads a whole status group.
-    pub(super) fn of<DB: Dialect>(shelf: StatusGroup) -> Self {
-        let (rows, own, by, time) = match shelf {
+    pub(super) fn of<DB: Dialect>(status_group: StatusGroup) -> Self {
+        let (rows, own, by, time) = match status_group {
             StatusGroup::Pending => ("{pending}", "{pending}", "{by events_due}", Some("available_at")),
             StatusGroup::Done => {
                 ("e.done_at IS NOT NULL", "e.status = 1", "{by events_done}", Some("done_at"))
@@ -45,9 +45,9 @@ impl Reading {
     }
 
     /// Reads the part of a status group in which an index finds all rows of a filter.
-    fn for_filter<DB: Dialect>(shelf: StatusGroup, filter: &Filter, values: &mut Vec<Value>) -> Self {
-        let whole = Self::of::<DB>(shelf);
-        let unsettled = match shelf {
+    fn for_filter<DB: Dialect>(status_group: StatusGroup, filter: &Filter, values: &mut Vec<Value>) -> Self {
+        let whole = Self::of::<DB>(status_group);
+        let unsettled = match status_group {
             StatusGroup::Pending => Some("{unsettled pending}"),
             StatusGroup::Dead => Some("{unsettled dead}"),
             StatusGroup::Done => None,
@@ -121,7 +121,7 @@ pub(super) fn statement<DB: Dialect>(
 ) -> (String, Vec<Value>) {
     let filter = counting(&ask.filter);
     let (condition, mut values) = sql::condition(&filter);
-    let reading = Reading::for_filter::<DB>(ask.shelf, &filter, &mut values);
+    let reading = Reading::for_filter::<DB>(ask.status_group, &filter, &mut values);
     let after = reading.after(ask.after, ask.newest_first, &mut values);
     let down = if ask.newest_first { " DESC" } else { "" };
     let hit = format!("CASE WHEN {} AND {condition} THEN 1 ELSE 0 END AS hit", reading.own);
@@ -150,13 +150,13 @@ impl<DB: Database> SqlStore<DB> {
         }
         let limit = ask.limit.min(PageRequest::MOST);
         let mut look_at = ask.look_at.min(MAX_SCAN);
-        if ask.shelf != StatusGroup::Done && is_open(&ask.filter) {
+        if ask.status_group != StatusGroup::Done && is_open(&ask.filter) {
             // All rows match. Not so in the index of done events, which has dead events as well.
             look_at = look_at.min(limit + 1);
         }
         let (text, values) = statement::<DB>(ask, limit, look_at);
         let place = |row: &EventRow| Cursor {
-            at: row.done_at.filter(|_| ask.shelf == StatusGroup::Done).unwrap_or(row.available_at),
+            at: row.done_at.filter(|_| ask.status_group == StatusGroup::Done).unwrap_or(row.available_at),
             seq: row.seq,
         };
         let mut page = Page::default();

@@ -558,8 +558,9 @@ async fn connect_and_see(options: &PgConnectOptions) -> Result<(PgConnection, bo
             let shared = mark != MARK.1;
             Ok((conn, shared))
         }
-        // `unsupported startup parameter`, in texts and codes that differ. Excluded are errors of the
-        // user, the password or the database, and a server that lacks resources, starts or stops.
+        // `unsupported startup parameter`, in texts and codes that differ. Excluded are errors of
+        // the user, the password or the database, and a server that lacks resources, starts or
+        // stops.
         Err(sqlx::Error::Database(refused))
             if !["28", "3D", "53", "57"]
                 .iter()

@@ -31,7 +31,7 @@ impl<DB: Database> SqlStore<DB> {
         let moved = match &mut *batches {
             [] => 0,
             // A single statement is a transaction.
-            [Batch { template, values, .. }] => self.run(template, std::mem::take(values)).await?,
+            [BatchStatement { template, values, .. }] => self.run(template, std::mem::take(values)).await?,
             several => self.retried(|| self.settle_plain(several)).await?,
         };
         if moved == settlements.len() as u64 {
@@ -43,7 +43,7 @@ impl<DB: Database> SqlStore<DB> {
     }
 
     /// Runs statements in one transaction. Returns how many events they settled.
-    async fn settle_plain(&self, batches: &[Batch]) -> Result<u64> {
+    async fn settle_plain(&self, batches: &[BatchStatement]) -> Result<u64> {
         let mut tx = begin_on(&self.pools.relay).await?;
         let moved = self.run_batches(&mut tx, batches).await?;
         if moved.is_some() {
@@ -56,9 +56,13 @@ impl<DB: Database> SqlStore<DB> {
 
     /// Runs statements in the transaction of this connection. `None`: the caller must roll back,
     /// because a new leader has taken over the whole table since attempts were recorded.
-    async fn run_batches(&self, conn: &mut DB::Connection, batches: &[Batch]) -> Result<Option<u64>> {
+    async fn run_batches(
+        &self,
+        conn: &mut DB::Connection,
+        batches: &[BatchStatement],
+    ) -> Result<Option<u64>> {
         let (mut moved, mut noted) = (0, 0);
-        for Batch { template, values, part } in batches {
+        for BatchStatement { template, values, part } in batches {
             let touched = DB::run(conn, self.render(template), values.clone()).await?;
             match part {
                 Part::Note => noted = touched,
@@ -140,7 +144,7 @@ fn holder_values(by: &Holder) -> [Value; 2] {
 }
 
 /// A statement that settles, with its values.
-struct Batch {
+struct BatchStatement {
     part: Part,
     template: String,
     values: Vec<Value>,
@@ -168,13 +172,17 @@ fn batches<DB: Dialect>(
     completion: Completion,
     settlements: &[Settlement],
     which: Which,
-) -> Vec<Batch> {
+) -> Vec<BatchStatement> {
     let (done, rest): (Vec<_>, Vec<_>) = settlements.iter().partition(|s| s.verdict == Verdict::Done);
     let mut batches = Vec::with_capacity(3);
     if !done.is_empty() {
         let mut values = Vec::from(holder_values(by));
         values.extend(batch_values::<DB>(&done, false));
-        batches.push(Batch { part: Part::Done, template: DB::settle_done(completion, by, which), values });
+        batches.push(BatchStatement {
+            part: Part::Done,
+            template: DB::settle_done(completion, by, which),
+            values,
+        });
     }
     if !rest.is_empty() {
         let mut values = Vec::from(holder_values(by));
@@ -183,12 +191,12 @@ fn batches<DB: Dialect>(
         let template = match noting {
             Some(Noting::AtOnce(template)) => template,
             Some(Noting::First(template)) => {
-                batches.push(Batch { part: Part::Note, template, values: values.clone() });
+                batches.push(BatchStatement { part: Part::Note, template, values: values.clone() });
                 DB::settle_rest(by, which)
             }
             None => DB::settle_rest(by, which),
         };
-        batches.push(Batch { part: Part::Rest, template, values });
+        batches.push(BatchStatement { part: Part::Rest, template, values });
     }
     batches
 }

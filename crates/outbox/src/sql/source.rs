@@ -43,7 +43,7 @@ impl<DB: Dialect> Source<DB> {
     pub(crate) async fn begin_for_user(&self) -> Result<Work<'static, DB>> {
         match self {
             Source::Pool(pool) => Ok(Work::Pool(pool.begin(First::default()).await?)),
-            Source::Line(line) => begin_on_line(line, line.seat.stand_in_line().await?).await,
+            Source::Line(line) => begin_on_line(line, line.seat.acquire().await?).await,
         }
     }
 
@@ -54,7 +54,7 @@ impl<DB: Dialect> Source<DB> {
                 let first = First { before: DB::BEFORE_HANDLER, script: None };
                 Ok(Work::Pool(pool.begin(first).await?))
             }
-            Source::Line(line) => begin_on_line(line, line.seat.enter_to_handle().await?).await,
+            Source::Line(line) => begin_on_line(line, line.seat.acquire_for_handler().await?).await,
         }
     }
 

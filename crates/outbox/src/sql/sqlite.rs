@@ -469,9 +469,9 @@ mod tests {
                 assert_searched(&plan(&store, &statement, batch()).await, &statement);
             }
         }
-        for shelf in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
+        for status_group in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
             for newest_first in [false, true] {
-                let mut ask = PageRequest { shelf, newest_first, ..PageRequest::default() };
+                let mut ask = PageRequest { status_group, newest_first, ..PageRequest::default() };
                 for after in [None, Some(crate::store::Cursor { at: Utc::now(), seq: 7 })] {
                     ask.after = after;
                     for key in [None, Some("k".to_owned())] {

@@ -619,7 +619,7 @@ impl<DB: Database> Store for SqlStore<DB> {
         let settled = self.settle_batch(by, completion, &allowed).await?;
         if let Holder::Lease { .. } = by {
             let listed = allowed.iter().filter(|s| s.claim == 0).map(|s| &s.id);
-            self.batches.let_go(listed, settled.moved == allowed.len() as u64);
+            self.batches.release(listed, settled.moved == allowed.len() as u64);
         }
         Ok(settled)
     }

@@ -44,7 +44,7 @@ const MOVABLE: &str =
 const MOVED: &str = "SELECT e.topic, e.publisher FROM {paired $2} \
     WHERE e.leader = $1 AND e.epoch = s.of_epoch AND e.last_position = s.new_position";
 
-const LET_GO: &str = "leader = NULL, leader_until = NULL";
+const CLEAR_LEADER: &str = "leader = NULL, leader_until = NULL";
 
 /// Not a subscription whose lease ran out: another node may be about to claim it.
 const RENEW: &str = "UPDATE {progress} AS e SET leader_until = {later $2} WHERE ";
@@ -57,7 +57,7 @@ const RESET: &str = "UPDATE {progress} AS e SET last_position = $3, epoch = e.ep
 /// Nodes that publish, and the end of the lease of each.
 const NODES: &str = "SELECT l.name, l.holder, l.held_until, {now} FROM {leases} l \
     WHERE l.name LIKE 'log node %' AND l.held_until IS NOT NULL ORDER BY l.name";
-const BURY: &str = "DELETE {from listed leases name texts $1} {where listed leases name texts $1} \
+const DELETE_EXPIRED_NODES: &str = "DELETE {from listed leases name texts $1} {where listed leases name texts $1} \
     AND held_until < {earlier $2}";
 const FORGET: &str = "DELETE FROM {leases} WHERE name = $1";
 
@@ -98,7 +98,7 @@ impl Nodes {
 
 /// A subscription of a list, with its new values. The names are those of the slot `{pairs}`.
 #[derive(Default, Serialize)]
-struct Listed<'a> {
+struct ListedSubscription<'a> {
     of_topic: &'a str,
     of_publisher: &'a str,
     at_head: i64,
@@ -110,15 +110,15 @@ struct Listed<'a> {
     new_error: Option<String>,
 }
 
-impl<'a> Listed<'a> {
+impl<'a> ListedSubscription<'a> {
     fn of(pair: &'a SubscriptionId) -> Self {
         Self { of_topic: pair.topic(), of_publisher: pair.publisher(), ..Self::default() }
     }
 }
 
 /// A list as a value: each subscription once, in order.
-fn list<'a>(rows: impl Iterator<Item = Listed<'a>>) -> Value {
-    let rows: BTreeMap<(&str, &str), Listed<'a>> =
+fn list<'a>(rows: impl Iterator<Item = ListedSubscription<'a>>) -> Value {
+    let rows: BTreeMap<(&str, &str), ListedSubscription<'a>> =
         rows.map(|row| ((row.of_topic, row.of_publisher), row)).collect();
     Value::Text(serde_json::to_string(&rows.into_values().collect::<Vec<_>>()).ok())
 }
@@ -151,7 +151,7 @@ impl<DB: Database> SqlStore<DB> {
         let rows = DB::fetch(&mut tx, self.render(&format!("{PAIR}{FREE}")), vec![wanted]).await?;
         let mut taken = rows.iter().map(Self::pair).collect::<Result<Vec<_>>>()?;
         if !taken.is_empty() {
-            let these = list(taken.iter().map(|pair| Listed::of(&pair.id)));
+            let these = list(taken.iter().map(|pair| ListedSubscription::of(&pair.id)));
             let take = self.render(&DB::change_pairs("$3", TAKE, "1 = 1"));
             DB::run(&mut tx, take, vec![Value::text(node.as_str()), Value::micros(ttl), these]).await?;
         }
@@ -179,15 +179,15 @@ impl<DB: Database> SqlStore<DB> {
             let (until, now) = (DB::time(&row, 2)?, DB::time(&row, 3)?);
             nodes.add(ttl, DB::text(&row, 0)?, DB::text(&row, 1)?, until.zip(now));
         }
-        self.bury(ttl, nodes.dead).await?;
+        self.delete_expired_nodes(ttl, nodes.dead).await?;
         Ok(nodes.living)
     }
 
-    async fn bury(&self, ttl: Duration, dead: Vec<Option<String>>) -> Result<()> {
+    async fn delete_expired_nodes(&self, ttl: Duration, dead: Vec<Option<String>>) -> Result<()> {
         if !dead.is_empty() {
             // The statement checks the time again: the node may just have come back.
             let long = ttl.saturating_mul(LONG_DEAD);
-            self.run(BURY, vec![Value::Texts(dead), Value::micros(long)]).await?;
+            self.run(DELETE_EXPIRED_NODES, vec![Value::Texts(dead), Value::micros(long)]).await?;
         }
         Ok(())
     }
@@ -210,7 +210,7 @@ impl<DB: Database> SqlStore<DB> {
         nodes.living.sort_by(|a, b| a.as_str().cmp(b.as_str()));
         let own = format!("log node {node}");
         nodes.dead.retain(|name| name.as_deref() != Some(&*own));
-        self.bury(ttl, nodes.dead).await?;
+        self.delete_expired_nodes(ttl, nodes.dead).await?;
         Ok(ClusterView { nodes: nodes.living, pairs })
     }
 }
@@ -221,7 +221,10 @@ impl<DB: Database> SubscriptionStore for SqlStore<DB> {
         if pairs.is_empty() {
             return Ok(());
         }
-        let rows = pairs.iter().map(|(pair, head)| Listed { at_head: (*head).into(), ..Listed::of(pair) });
+        let rows = pairs.iter().map(|(pair, head)| ListedSubscription {
+            at_head: (*head).into(),
+            ..ListedSubscription::of(pair)
+        });
         self.run(DB::REGISTER, vec![list(rows)]).await?;
         Ok(())
     }
@@ -249,7 +252,7 @@ impl<DB: Database> SubscriptionStore for SqlStore<DB> {
         if pairs.is_empty() {
             return Ok(Vec::new());
         }
-        let wanted = list(pairs.iter().map(Listed::of));
+        let wanted = list(pairs.iter().map(ListedSubscription::of));
         self.retried(|| self.claim_pairs(node, ttl, wanted.clone())).await
     }
 
@@ -257,7 +260,7 @@ impl<DB: Database> SubscriptionStore for SqlStore<DB> {
         if moves.is_empty() {
             return Ok(Vec::new());
         }
-        let rows = list(moves.iter().map(|m| Listed {
+        let rows = list(moves.iter().map(|m| ListedSubscription {
             of_epoch: m.epoch,
             old_position: m.from.get(),
             new_position: m.to.get(),
@@ -265,7 +268,7 @@ impl<DB: Database> SubscriptionStore for SqlStore<DB> {
             // The maximum of the column.
             new_errors: m.error_count.min(i32::MAX.unsigned_abs()),
             new_error: m.last_error.as_deref().map(short_error),
-            ..Listed::of(&m.pair)
+            ..ListedSubscription::of(&m.pair)
         }));
         let values = vec![Value::text(node.as_str()), rows];
         let moved = self.run(&DB::change_pairs("$2", MOVE, MOVABLE), values.clone()).await?;
@@ -287,14 +290,19 @@ impl<DB: Database> SubscriptionStore for SqlStore<DB> {
         if pairs.is_empty() {
             return Ok(());
         }
-        let rows = list(pairs.iter().map(|(pair, epoch)| Listed { of_epoch: *epoch, ..Listed::of(pair) }));
-        let release = DB::change_pairs("$2", LET_GO, "e.leader = $1 AND e.epoch = s.of_epoch");
+        let rows =
+            list(pairs.iter().map(|(pair, epoch)| ListedSubscription {
+                of_epoch: *epoch,
+                ..ListedSubscription::of(pair)
+            }));
+        let release = DB::change_pairs("$2", CLEAR_LEADER, "e.leader = $1 AND e.epoch = s.of_epoch");
         self.run(&release, vec![Value::text(node.as_str()), rows]).await?;
         Ok(())
     }
 
     async fn leave(&self, node: &NodeId) -> Result<()> {
-        let leave = format!("UPDATE {{progress}} AS e SET {LET_GO} WHERE {}", DB::in_order("e.leader = $1"));
+        let leave =
+            format!("UPDATE {{progress}} AS e SET {CLEAR_LEADER} WHERE {}", DB::in_order("e.leader = $1"));
         self.run(&leave, vec![Value::text(node.as_str())]).await?;
         self.run(FORGET, vec![heartbeat(node)]).await?;
         Ok(())

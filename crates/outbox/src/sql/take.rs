@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::begin::{begin_by, begin_on};
 use super::dialect::{Database, Value};
-use super::group_lease::{UNLIST, in_the_way};
+use super::group_lease::{UNLIST, blocking_predicate};
 use super::source::Source;
 use super::statements::{self as sql, Lock};
 use super::store::SqlStore;
@@ -22,7 +22,7 @@ impl<DB: Database> SqlStore<DB> {
     /// leases the rest.
     pub(super) async fn claim(&self, take: &Take, owner: &NodeId, lease: Duration) -> Result<Window> {
         if self.has_lists().await? {
-            return self.claim_listed(take, owner, lease).await;
+            return self.claim_group(take, owner, lease).await;
         }
         let mut tx = begin_on(&self.pools.relay).await?;
         let in_turn = DB::take_turn(self.renderer(), &mut tx).await?;
@@ -261,7 +261,9 @@ impl<DB: Database> SqlStore<DB> {
         };
         let mut past = match &take.by {
             Holder::Exclusive { .. } => "o.seq > {frontier}".to_owned(),
-            Holder::Lease { owner, .. } if self.lists() => in_the_way(take, owner, lists, &mut values),
+            Holder::Lease { owner, .. } if self.lists() => {
+                blocking_predicate(take, owner, lists, &mut values)
+            }
             Holder::Lease { owner, .. } => {
                 values.push(Value::text(owner.as_str()));
                 let us = values.len();

@@ -37,7 +37,7 @@ pub(super) fn rewrite(statement: Statement, values: Vec<Value>) -> (Statement, V
     }
     let order = statement.order.clone().unwrap_or_default();
     let mut written =
-        Written { given: order.into_iter(), values: &values, text: String::new(), bound: Vec::new() };
+        Rewriting { given: order.into_iter(), values: &values, text: String::new(), bound: Vec::new() };
     let mut rest = text.as_str();
     while let Some(at) = rest.find(LIST) {
         written.copy(&rest[..at]);
@@ -45,7 +45,7 @@ pub(super) fn rewrite(statement: Statement, values: Vec<Value>) -> (Statement, V
         rest = written.list(&columns, after);
     }
     written.copy(rest);
-    let Written { text, bound, .. } = written;
+    let Rewriting { text, bound, .. } = written;
     let order = Some((0..bound.len()).collect());
     (Statement { text: text.into(), order, named: false, ..statement }, bound)
 }
@@ -56,7 +56,7 @@ fn lock_plainly(text: &str) -> String {
 }
 
 /// The statement as far as it is rewritten.
-struct Written<'a> {
+struct Rewriting<'a> {
     /// Indexes of the values of the next placeholders.
     given: std::vec::IntoIter<usize>,
     values: &'a [Value],
@@ -64,7 +64,7 @@ struct Written<'a> {
     bound: Vec<Value>,
 }
 
-impl Written<'_> {
+impl Rewriting<'_> {
     /// Copies a part, and the values of its placeholders.
     fn copy(&mut self, part: &str) {
         self.text.push_str(part);

@@ -127,11 +127,11 @@ pub struct Warm<DB: Dialect> {
     pool: Pool<DB>,
     /// How many connections may be kept here.
     room: usize,
-    inner: Mutex<Inner<DB>>,
+    inner: Mutex<ReuseState<DB>>,
     begin: Begin,
 }
 
-struct Inner<DB: Dialect> {
+struct ReuseState<DB: Dialect> {
     /// Ordered by last use, the most recent last.
     waiting: Vec<Waiting<DB>>,
     /// Whether a task runs that returns these connections to the pool.
@@ -159,10 +159,15 @@ impl<DB: Dialect> Warm<DB> {
     }
 
     fn with_room(pool: Pool<DB>, room: usize, begin: Begin) -> Arc<Self> {
-        Arc::new(Self { pool, room, inner: Mutex::new(Inner { waiting: Vec::new(), watched: false }), begin })
+        Arc::new(Self {
+            pool,
+            room,
+            inner: Mutex::new(ReuseState { waiting: Vec::new(), watched: false }),
+            begin,
+        })
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner<DB>> {
+    fn inner(&self) -> MutexGuard<'_, ReuseState<DB>> {
         self.inner.lock().expect("no thread panics while it holds this lock")
     }
 
@@ -316,7 +321,7 @@ impl<DB: Dialect> Used<DB> {
     pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
         DB::TransactionManager::commit(&mut self).await?;
         self.open = false;
-        self.went_well();
+        self.mark_clean();
         Ok(())
     }
 
@@ -330,7 +335,7 @@ impl<DB: Dialect> Used<DB> {
             return Err(error);
         }
         self.open = false;
-        self.went_well();
+        self.mark_clean();
         Ok(())
     }
 
@@ -340,7 +345,7 @@ impl<DB: Dialect> Used<DB> {
         if self.open {
             return self.commit().await;
         }
-        self.went_well();
+        self.mark_clean();
         Ok(())
     }
 
@@ -350,13 +355,13 @@ impl<DB: Dialect> Used<DB> {
         if self.open {
             return self.rollback().await;
         }
-        self.went_well();
+        self.mark_clean();
         Ok(())
     }
 
     /// Marks the connection as clean and keeps it for reuse. Otherwise it returns to its pool,
     /// which checks whether it is in the middle of a statement.
-    fn went_well(mut self) {
+    fn mark_clean(mut self) {
         // The next user would inherit an open transaction.
         let clean = |conn: &PoolConnection<DB>| depth::<DB>(conn) == 0;
         if let Some(conn) = self.conn.take_if(|conn| clean(conn)) {

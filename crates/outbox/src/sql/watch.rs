@@ -67,11 +67,11 @@ impl InsertNotifier for PgWatch {
         Ok(self.is_ours)
     }
 
-    async fn lie_down(&mut self) -> Result<bool> {
+    async fn arm(&mut self) -> Result<bool> {
         self.ask("SELECT pg_try_advisory_lock($1)", self.asleep).await
     }
 
-    async fn get_up(&mut self) -> Result<()> {
+    async fn disarm(&mut self) -> Result<()> {
         self.ask("SELECT pg_advisory_unlock($1)", self.asleep).await?;
         Ok(())
     }

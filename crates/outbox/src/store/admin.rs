@@ -32,7 +32,7 @@ pub trait AdminStore: Send + Sync + 'static {
     async fn overview(&self, most: u64) -> Result<Overview>;
 
     /// Of the first `look_at` events of a status group: number and oldest event of each type.
-    async fn breakdown(&self, shelf: StatusGroup, look_at: usize) -> Result<Breakdown>;
+    async fn breakdown(&self, status_group: StatusGroup, look_at: usize) -> Result<Breakdown>;
 
     /// Of the first `look_at` pending events: those that no running relay
     /// [routes](super::NodeState::routes). Empty if no relay runs, or if one routes everything.
@@ -71,7 +71,7 @@ pub trait AdminStore: Send + Sync + 'static {
     async fn release_node(&self, node: &NodeId) -> Result<Released>;
 
     /// Writes an audit entry before the change is made. Returns the id of the entry.
-    async fn audit(&self, deed: &AuditEntry) -> Result<i64>;
+    async fn audit(&self, entry: &AuditEntry) -> Result<i64>;
 
     /// Completes an audit entry with its outcome and the number of changed rows.
     async fn finish_audit(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()>;

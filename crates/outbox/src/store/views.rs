@@ -28,7 +28,7 @@ pub enum StatusGroup {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageRequest {
     /// The status group.
-    pub shelf: StatusGroup,
+    pub status_group: StatusGroup,
     /// Which events match. `status`, `pending`, `after_seq` and `upto_seq` are ignored. With an
     /// ordering key, pending and dead events are ordered by sequence number.
     pub filter: Filter,
@@ -51,7 +51,7 @@ impl Default for PageRequest {
     /// The first 50 pending events, among the first 5,000.
     fn default() -> Self {
         Self {
-            shelf: StatusGroup::Pending,
+            status_group: StatusGroup::Pending,
             filter: Filter::default(),
             newest_first: false,
             after: None,

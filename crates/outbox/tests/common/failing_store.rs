@@ -470,8 +470,8 @@ impl AdminStore for FailingStore {
         self.inner.overview(most).await
     }
 
-    async fn breakdown(&self, shelf: StatusGroup, look_at: usize) -> Result<Breakdown> {
-        self.inner.breakdown(shelf, look_at).await
+    async fn breakdown(&self, status_group: StatusGroup, look_at: usize) -> Result<Breakdown> {
+        self.inner.breakdown(status_group, look_at).await
     }
 
     async fn unrouted(&self, look_at: usize) -> Result<UnroutedEvents> {
@@ -502,8 +502,8 @@ impl AdminStore for FailingStore {
         self.inner.release_node(node).await
     }
 
-    async fn audit(&self, deed: &AuditEntry) -> Result<i64> {
-        self.inner.audit(deed).await
+    async fn audit(&self, entry: &AuditEntry) -> Result<i64> {
+        self.inner.audit(entry).await
     }
 
     async fn finish_audit(&self, id: i64, outcome: &str, count: Option<u64>) -> Result<()> {

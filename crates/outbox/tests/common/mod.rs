@@ -172,7 +172,7 @@ impl<DB: Backend> TestDb<DB> {
     }
 
     /// Counts the events that are new, retrying, done, dead.
-    pub async fn tally(&self) -> (u64, u64, u64, u64) {
+    pub async fn status_counts(&self) -> (u64, u64, u64, u64) {
         let stats = self.outbox.admin().stats().await.unwrap();
         (stats.new, stats.retry, stats.done, stats.dead)
     }

@@ -1,5 +1,5 @@
-//! Reads every statement that this process sends from sqlx's log, and remembers the first one that a
-//! database would refuse. For variants of databases that are not there to be tested on.
+//! Reads every statement that this process sends from sqlx's log, and remembers the first one that
+//! a database would refuse. For variants of databases that are not there to be tested on.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};

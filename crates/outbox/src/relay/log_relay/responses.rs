@@ -176,8 +176,8 @@ impl LogRelay {
         }
     }
 
-    /// Drops the cache and all leaderships: the log has gone back, after a failover or a restore, and
-    /// the state in memory is invalid.
+    /// Drops the cache and all leaderships: the log has gone back, after a failover or a restore,
+    /// and the state in memory is invalid.
     fn start_over(&mut self) {
         tracing::error!(
             store = self.log.name(), node = %self.node,

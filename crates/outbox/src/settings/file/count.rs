@@ -68,9 +68,9 @@ impl<const MOST: u32> fmt::Display for Count<MOST> {
 
 impl<'de, const MOST: u32> Deserialize<'de> for Count<MOST> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Written<const MOST: u32>;
+        struct CountVisitor<const MOST: u32>;
 
-        impl<const MOST: u32> Visitor<'_> for Written<MOST> {
+        impl<const MOST: u32> Visitor<'_> for CountVisitor<MOST> {
             type Value = Count<MOST>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -82,7 +82,7 @@ impl<'de, const MOST: u32> Deserialize<'de> for Count<MOST> {
             }
         }
 
-        deserializer.deserialize_any(Written)
+        deserializer.deserialize_any(CountVisitor)
     }
 }
 
@@ -117,9 +117,9 @@ impl TryFrom<f64> for Factor {
 
 impl<'de> Deserialize<'de> for Factor {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Written;
+        struct FactorVisitor;
 
-        impl Visitor<'_> for Written {
+        impl Visitor<'_> for FactorVisitor {
             type Value = Factor;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -136,7 +136,7 @@ impl<'de> Deserialize<'de> for Factor {
             }
         }
 
-        deserializer.deserialize_any(Written)
+        deserializer.deserialize_any(FactorVisitor)
     }
 }
 

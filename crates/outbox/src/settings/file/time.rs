@@ -40,9 +40,9 @@ impl<const MIN: u64> fmt::Display for Time<MIN> {
 
 impl<'de, const MIN: u64> Deserialize<'de> for Time<MIN> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Written<const MIN: u64>;
+        struct TimeVisitor<const MIN: u64>;
 
-        impl<const MIN: u64> Visitor<'_> for Written<MIN> {
+        impl<const MIN: u64> Visitor<'_> for TimeVisitor<MIN> {
             type Value = Time<MIN>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -59,7 +59,7 @@ impl<'de, const MIN: u64> Deserialize<'de> for Time<MIN> {
             }
         }
 
-        deserializer.deserialize_any(Written)
+        deserializer.deserialize_any(TimeVisitor)
     }
 }
 

@@ -72,7 +72,7 @@ pub trait LogDialect: sqlx::Database + Sized {
         sql: &dyn Render,
         conn: &mut Self::Connection,
         append: &Append<'_>,
-    ) -> impl Future<Output = Result<Outcome>> + Send;
+    ) -> impl Future<Output = Result<AppendOutcome>> + Send;
 
     /// Waits until the result of these alternatives is final up to the returned position.
     /// `to_stay`: keeps it final until the end of the transaction, which must be able to see the
@@ -132,16 +132,16 @@ impl<'a> Append<'a> {
     }
 
     /// Checks for a condition beyond the end of the log.
-    fn beyond(&self, head: Position) -> Option<Outcome> {
+    fn beyond(&self, head: Position) -> Option<AppendOutcome> {
         let after = self.checks.iter().map(|check| check.after).max()?;
-        (after > head).then_some(Outcome::Beyond { after, head })
+        (after > head).then_some(AppendOutcome::Beyond { after, head })
     }
 }
 
-/// Outcome of an append.
+/// AppendOutcome of an append.
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum AppendOutcome {
     /// The events were appended.
     New(Vec<Position>),
     /// The operation was done before: an event matches a `once` query.
@@ -159,20 +159,20 @@ pub enum Outcome {
     Isolated,
 }
 
-impl Outcome {
-    /// Outcome of a check that found an event.
+impl AppendOutcome {
+    /// AppendOutcome of a check that found an event.
     #[cfg(any(feature = "mysql", feature = "sqlite"))]
     fn found(check: &Check<'_>) -> Self {
-        if check.once { Outcome::Already } else { Outcome::Conflict(check.after) }
+        if check.once { AppendOutcome::Already } else { AppendOutcome::Conflict(check.after) }
     }
 
     fn told(self) -> Result<Appended> {
         match self {
-            Outcome::New(positions) => Ok(Appended::New(positions)),
-            Outcome::Already => Ok(Appended::Already),
-            Outcome::Conflict(after) => Err(Error::Conflict { after }),
-            Outcome::Beyond { after, head } => Err(Error::BeyondHead { position: after, head }),
-            Outcome::Isolated => Err(too_isolated("REPEATABLE READ or SERIALIZABLE")),
+            AppendOutcome::New(positions) => Ok(Appended::New(positions)),
+            AppendOutcome::Already => Ok(Appended::Already),
+            AppendOutcome::Conflict(after) => Err(Error::Conflict { after }),
+            AppendOutcome::Beyond { after, head } => Err(Error::BeyondHead { position: after, head }),
+            AppendOutcome::Isolated => Err(too_isolated("REPEATABLE READ or SERIALIZABLE")),
         }
     }
 }

@@ -8,7 +8,7 @@ use sqlx::Row as _;
 use sqlx::mysql::{MySql, MySqlConnection, MySqlRow};
 
 use super::rows::{self, stored, tags_from_json};
-use super::{Append, LogDialect, Outcome, statements};
+use super::{Append, AppendOutcome, LogDialect, statements};
 use crate::error::Result;
 use crate::event::Event;
 use crate::log::{Item, Position, Tag, Watermark};
@@ -47,7 +47,11 @@ impl LogDialect for MySql {
         if names.product.is_tidb() { tidb::PURGE_TAGS } else { Self::PURGE_TAGS }
     }
 
-    async fn append(sql: &dyn Render, conn: &mut MySqlConnection, append: &Append<'_>) -> Result<Outcome> {
+    async fn append(
+        sql: &dyn Render,
+        conn: &mut MySqlConnection,
+        append: &Append<'_>,
+    ) -> Result<AppendOutcome> {
         if append.own {
             return append_all(sql, conn, append).await;
         }
@@ -56,7 +60,7 @@ impl LogDialect for MySql {
         // and nothing outside of the append is undone.
         Self::script(conn, "SAVEPOINT outbox_log_append".to_owned()).await?;
         let appended = append_all(sql, conn, append).await;
-        let end = if matches!(appended, Ok(Outcome::New(_))) {
+        let end = if matches!(appended, Ok(AppendOutcome::New(_))) {
             "RELEASE SAVEPOINT"
         } else {
             "ROLLBACK TO SAVEPOINT"
@@ -96,7 +100,11 @@ fn tags(row: &MySqlRow) -> Result<Vec<Tag>, String> {
 }
 
 /// Draws the positions, checks the conditions, writes the events.
-async fn append_all(sql: &dyn Render, conn: &mut MySqlConnection, append: &Append<'_>) -> Result<Outcome> {
+async fn append_all(
+    sql: &dyn Render,
+    conn: &mut MySqlConnection,
+    append: &Append<'_>,
+) -> Result<AppendOutcome> {
     let count = i64::try_from(append.events.len()).unwrap_or(i64::MAX);
     let counted =
         sqlx::query(sqlx::AssertSqlSafe(sql.render(COUNT).text)).bind(count).execute(&mut *conn).await?;
@@ -105,7 +113,7 @@ async fn append_all(sql: &dyn Render, conn: &mut MySqlConnection, append: &Appen
     if let Some(refused) = refused(sql, conn, append, Position::new(head)).await? {
         return Ok(refused);
     }
-    Ok(Outcome::New(write(sql, conn, append.events, head + 1).await?))
+    Ok(AppendOutcome::New(write(sql, conn, append.events, head + 1).await?))
 }
 
 /// Returns why the events cannot be appended to a log that ends at `head`. The lock on the counter
@@ -115,14 +123,14 @@ async fn refused(
     conn: &mut MySqlConnection,
     append: &Append<'_>,
     head: Position,
-) -> Result<Option<Outcome>> {
+) -> Result<Option<AppendOutcome>> {
     for check in &append.checks {
         if check.after > head {
             return Ok(append.beyond(head));
         }
         let (text, values) = statements::find(check.item, check.after, MySql::CURRENT);
         if !MySql::fetch(conn, sql.render(&text), values).await?.is_empty() {
-            return Ok(Some(Outcome::found(check)));
+            return Ok(Some(AppendOutcome::found(check)));
         }
     }
     Ok(None)

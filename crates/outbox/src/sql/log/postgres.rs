@@ -7,7 +7,7 @@ use sqlx::Row as _;
 use sqlx::postgres::{PgConnection, PgRow, Postgres};
 
 use super::rows::{self, stored};
-use super::{Append, LogDialect, Outcome, too_isolated};
+use super::{Append, AppendOutcome, LogDialect, too_isolated};
 use crate::error::{Error, Result};
 use crate::log::{Item, LogObservation, Position, Tag, Watermark};
 use crate::sql::dialect::{Dialect as _, Render, Value};
@@ -70,19 +70,19 @@ impl LogDialect for Postgres {
         Self::WAITING_PAIRS.filter(|_| !names.product.is_distributed())
     }
 
-    async fn append(sql: &dyn Render, conn: &mut PgConnection, append: &Append<'_>) -> Result<Outcome> {
+    async fn append(sql: &dyn Render, conn: &mut PgConnection, append: &Append<'_>) -> Result<AppendOutcome> {
         let rows = Self::fetch(conn, sql.render(APPEND), append_values(append)).await?;
         let row = rows.first().ok_or_else(|| Error::Store("the append returned no row".to_owned()))?;
         let place = Position::new(row.try_get::<Option<i64>, _>(1)?.unwrap_or_default());
         Ok(match row.try_get(0)? {
             "new" => {
                 let positions: Option<Vec<i64>> = row.try_get(2)?;
-                Outcome::New(positions.unwrap_or_default().into_iter().map(Position::new).collect())
+                AppendOutcome::New(positions.unwrap_or_default().into_iter().map(Position::new).collect())
             }
-            "already" => Outcome::Already,
-            "conflict" => Outcome::Conflict(place),
-            "isolation" => Outcome::Isolated,
-            "beyond" => append.beyond(place).unwrap_or(Outcome::Conflict(place)),
+            "already" => AppendOutcome::Already,
+            "conflict" => AppendOutcome::Conflict(place),
+            "isolation" => AppendOutcome::Isolated,
+            "beyond" => append.beyond(place).unwrap_or(AppendOutcome::Conflict(place)),
             other => {
                 return Err(Error::Store(format!("the append returned {other:?}: is the schema newer?")));
             }

@@ -4,7 +4,7 @@ use sqlx::Row as _;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
 
 use super::rows::{self, stored, tags_from_json};
-use super::{Append, LogDialect, Outcome, statements};
+use super::{Append, AppendOutcome, LogDialect, statements};
 use crate::error::Result;
 use crate::event::Event;
 use crate::log::{Item, Position, Tag, Watermark};
@@ -22,22 +22,26 @@ impl LogDialect for Sqlite {
     const HEAD: &'static str =
         "SELECT seq FROM sqlite_sequence WHERE name = trim('{log}', '\"') COLLATE NOCASE";
 
-    async fn append(sql: &dyn Render, conn: &mut SqliteConnection, append: &Append<'_>) -> Result<Outcome> {
+    async fn append(
+        sql: &dyn Render,
+        conn: &mut SqliteConnection,
+        append: &Append<'_>,
+    ) -> Result<AppendOutcome> {
         if !append.checks.is_empty() {
             let head =
                 statements::position::<Self>(&Self::fetch(conn, sql.render(Self::HEAD), Vec::new()).await?)?;
             for check in &append.checks {
                 if check.after > head {
-                    return Ok(append.beyond(head).unwrap_or(Outcome::Already));
+                    return Ok(append.beyond(head).unwrap_or(AppendOutcome::Already));
                 }
                 let (text, values) = statements::find(check.item, check.after, "");
                 if !Self::fetch(conn, sql.render(&text), values).await?.is_empty() {
-                    return Ok(Outcome::found(check));
+                    return Ok(AppendOutcome::found(check));
                 }
             }
         }
         if append.events.len() <= CHUNK {
-            return Ok(Outcome::New(write(sql, conn, append.events).await?));
+            return Ok(AppendOutcome::New(write(sql, conn, append.events).await?));
         }
         // The caller's transaction may continue after an error, so the append is all or nothing.
         Self::script(conn, "SAVEPOINT outbox_log_append".to_owned()).await?;
@@ -46,7 +50,7 @@ impl LogDialect for Sqlite {
             Self::script(conn, "ROLLBACK TO outbox_log_append".to_owned()).await?;
         }
         Self::script(conn, "RELEASE outbox_log_append".to_owned()).await?;
-        Ok(Outcome::New(written?))
+        Ok(AppendOutcome::New(written?))
     }
 
     async fn settle(sql: &dyn Render, conn: &mut SqliteConnection, _: &[Item], _: bool) -> Result<Position> {

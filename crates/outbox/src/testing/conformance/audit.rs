@@ -118,14 +118,14 @@ pub async fn audit_entries_are_written(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     assert!(scene.store.audits(None, 10).await.unwrap().is_empty());
     let text = |text: &str| text.to_owned();
-    let deed = AuditEntry {
+    let entry = AuditEntry {
         actor: text("ada <b>"),
         via: text("api"),
         action: text("dead.replay"),
         target: Some(text("type=order.placed")),
         details: Some(text("{\"rate\": 10} \0")),
     };
-    let first = scene.store.audit(&deed).await.unwrap();
+    let first = scene.store.audit(&entry).await.unwrap();
     let began = scene.now();
     scene.pass(SECOND);
     let long = "ü".repeat(70_000);
@@ -170,8 +170,9 @@ pub async fn old_audit_entries_are_purged_in_batches(harness: &impl Harness) {
     let day = 86_400 * SECOND;
     assert_eq!(scene.store.purge_audits(day, 10).await.unwrap(), 0);
     let write = async |action: &str| {
-        let deed = AuditEntry { actor: "ada".to_owned(), action: action.to_owned(), ..AuditEntry::default() };
-        scene.store.audit(&deed).await.unwrap()
+        let entry =
+            AuditEntry { actor: "ada".to_owned(), action: action.to_owned(), ..AuditEntry::default() };
+        scene.store.audit(&entry).await.unwrap()
     };
     for _ in 0..5 {
         write("replay").await;

@@ -33,8 +33,8 @@ async fn ids(store: &SharedStore, ask: &PageRequest) -> Vec<EventId> {
     pages(store, ask).await.into_iter().flatten().map(|row| row.id).collect()
 }
 
-fn shelf(shelf: StatusGroup) -> PageRequest {
-    PageRequest { shelf, limit: 3, look_at: 4, ..PageRequest::default() }
+fn status_group(status_group: StatusGroup) -> PageRequest {
+    PageRequest { status_group, limit: 3, look_at: 4, ..PageRequest::default() }
 }
 
 fn of_type(event_type: &str) -> Filter {
@@ -83,8 +83,8 @@ pub async fn each_status_group_is_read_in_its_order(harness: &impl Harness) {
         (StatusGroup::Dead, written[8..16].to_vec()),
         (StatusGroup::Pending, pending),
     ] {
-        assert_eq!(ids(&scene.store, &shelf(name)).await, expected, "{name:?}");
-        let backwards = PageRequest { newest_first: true, ..shelf(name) };
+        assert_eq!(ids(&scene.store, &status_group(name)).await, expected, "{name:?}");
+        let backwards = PageRequest { newest_first: true, ..status_group(name) };
         let reversed: Vec<EventId> = expected.into_iter().rev().collect();
         assert_eq!(ids(&scene.store, &backwards).await, reversed, "{name:?} backwards");
     }
@@ -106,7 +106,7 @@ pub async fn every_hundredth_of_a_thousand_is_found_once(harness: &impl Harness)
         let filter = Filter { tenant_id: Some(format!("{name:?}")), ..of_type("rare") };
         for (limit, newest_first) in [(3, false), (100, false), (1, true)] {
             let ask = PageRequest {
-                shelf: name,
+                status_group: name,
                 filter: filter.clone(),
                 newest_first,
                 limit,
@@ -179,12 +179,13 @@ pub async fn a_zero_limit_is_refused_and_an_unknown_event_is_not_found(harness: 
     }
     let late = Cursor { at: scene.now() + Duration::from_secs(1_000_000_000), seq: i64::MAX };
     for name in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
-        assert!(ids(&scene.store, &PageRequest { after: Some(late), ..shelf(name) }).await.is_empty());
+        assert!(ids(&scene.store, &PageRequest { after: Some(late), ..status_group(name) }).await.is_empty());
         let unknown = Filter { id: Some(EventId::from("unknown")), ..Filter::default() };
-        assert!(ids(&scene.store, &PageRequest { filter: unknown, ..shelf(name) }).await.is_empty());
+        assert!(ids(&scene.store, &PageRequest { filter: unknown, ..status_group(name) }).await.is_empty());
         let by_id = Filter { id: Some(id.clone()), ..Filter::default() };
         let found =
-            ids(&scene.store, &PageRequest { filter: by_id, limit: 1, look_at: 1, ..shelf(name) }).await;
+            ids(&scene.store, &PageRequest { filter: by_id, limit: 1, look_at: 1, ..status_group(name) })
+                .await;
         assert_eq!(found.len(), usize::from(name == StatusGroup::Pending), "only in its own group");
     }
     // More than the maximum.
@@ -205,7 +206,8 @@ pub async fn pages_hold_the_events_that_match_their_filter(harness: &impl Harnes
     let text = |text: &str| Some(text.to_owned());
     let by_key = Filter { ordering_key: text("mine"), ..Filter::default() };
     assert_eq!(
-        ids(&scene.store, &PageRequest { filter: by_key.clone(), ..shelf(StatusGroup::Pending) }).await,
+        ids(&scene.store, &PageRequest { filter: by_key.clone(), ..status_group(StatusGroup::Pending) })
+            .await,
         mine
     );
     let mut by_time = mine.clone();
@@ -224,7 +226,7 @@ pub async fn pages_hold_the_events_that_match_their_filter(harness: &impl Harnes
             ..Filter::default()
         },
     ] {
-        let ask = PageRequest { filter, ..shelf(StatusGroup::Pending) };
+        let ask = PageRequest { filter, ..status_group(StatusGroup::Pending) };
         assert_eq!(ids(&scene.store, &ask).await, by_time, "{ask:?}");
     }
     scene.pass(Duration::from_secs(1_000));
@@ -237,7 +239,7 @@ pub async fn pages_hold_the_events_that_match_their_filter(harness: &impl Harnes
     for (name, expected) in
         [(StatusGroup::Dead, &mine[..10]), (StatusGroup::Done, &mine[10..]), (StatusGroup::Pending, &[])]
     {
-        let ask = PageRequest { filter: by_key.clone(), ..shelf(name) };
+        let ask = PageRequest { filter: by_key.clone(), ..status_group(name) };
         assert_eq!(ids(&scene.store, &ask).await, expected, "{name:?}");
         let mut backwards = ids(&scene.store, &PageRequest { newest_first: true, ..ask }).await;
         backwards.reverse();
@@ -285,7 +287,7 @@ pub async fn a_row_shows_all_but_the_payload(harness: &impl Harness) {
     let held = row(2);
     assert_eq!(held.lease.as_ref().map(|(node, _)| node.as_str()), Some("a"));
 
-    let dead = scene.store.page(&shelf(StatusGroup::Dead)).await.unwrap().rows.remove(0);
+    let dead = scene.store.page(&status_group(StatusGroup::Dead)).await.unwrap().rows.remove(0);
     assert_eq!((dead.id, dead.payload_bytes, dead.status), (written[1].clone(), 3, Status::Dead));
     assert_eq!(dead.last_error.as_deref(), Some("<script>alert(1)</script>"));
     assert_eq!((dead.done_at, dead.done_by), (Some(scene.now()), Some("a".into())));
@@ -437,7 +439,7 @@ pub async fn pages_are_read_while_others_settle(harness: &impl Harness) {
     loop {
         let over = work.is_finished();
         for name in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
-            let ask = PageRequest { shelf: name, limit: 40, look_at: 60, ..PageRequest::default() };
+            let ask = PageRequest { status_group: name, limit: 40, look_at: 60, ..PageRequest::default() };
             let found = ids(&store, &ask).await;
             let once: HashSet<EventId> = found.iter().cloned().collect();
             assert_eq!(once.len(), found.len(), "{name:?}: none twice");

@@ -79,7 +79,7 @@ async fn changes_need_more_than_the_role_read() {
 }
 
 #[tokio::test]
-async fn the_detail_of_an_attempt_is_for_those_who_may_see_payloads() {
+async fn the_detail_of_an_attempt_needs_a_role_that_reads_payloads() {
     const RESPONSE: &str = "canary-in-a-response";
     let server = TestServer::start().await;
     let error = format!("http://hooks answers 500\n[detail] the response begins with: {RESPONSE}");
@@ -101,7 +101,7 @@ async fn the_detail_of_an_attempt_is_for_those_who_may_see_payloads() {
 }
 
 #[tokio::test]
-async fn whoever_guesses_tokens_has_to_wait() {
+async fn repeated_wrong_tokens_are_throttled() {
     let server = TestServer::with(|builder| builder.wrong_tokens_per_minute(3)).await;
     for _ in 0..3 {
         let wrong =
@@ -229,7 +229,7 @@ async fn pages_of_other_sites_change_nothing() {
 }
 
 #[tokio::test]
-async fn only_names_of_this_server_are_answered() {
+async fn only_names_of_this_server_are_accepted() {
     let server = TestServer::with(|builder| builder.host("outbox.example.com")).await;
     for (host, status) in [
         ("localhost:1234", 200),
@@ -396,7 +396,7 @@ async fn a_request_without_a_host_is_rejected() {
 
 /// A proxy and this server could each check a different one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_with_two_hosts_or_a_foreign_target_is_refused() {
+async fn a_request_with_two_hosts_or_a_foreign_target_is_rejected() {
     let server = TestServer::start().await;
     let send = async |target: &str, hosts: &[&str]| {
         let hosts: String = hosts.iter().map(|host| format!("Host: {host}\r\n")).collect();
