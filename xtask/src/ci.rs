@@ -9,7 +9,9 @@ use anyhow::{Result, ensure};
 use crate::cargo::{self, cargo};
 use crate::options::Options;
 use crate::test::TestCounts;
-use crate::{advisories, features, licences, msrv, schemathesis, servers, test, type_names, words};
+use crate::{
+    advisories, conformance_page, features, licences, msrv, schemathesis, servers, test, type_names, words,
+};
 
 pub(crate) fn command(options: &Options) -> Result<ExitCode> {
     let mut steps = Steps::default();
@@ -84,6 +86,7 @@ impl Steps {
         self.run("words", words::check);
         self.run("type names", type_names::check);
         self.run("Rust version", msrv::check);
+        self.run("conformance page", conformance_page::check);
     }
 
     fn exit_code(&self) -> ExitCode {

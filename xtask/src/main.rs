@@ -9,6 +9,7 @@
 //! - `bench` builds and runs the benchmarks
 //! - `features` selects the features that are built, and checks each alone
 //! - `dist` makes the release archive
+//! - `conformance_page` checks that the tests which `docs/conformance.md` names exist
 //! - `msrv` checks that documents state the minimum supported Rust version
 //! - `words` checks the language of all files
 //! - `type_names` checks that a type name is defined once in a crate
@@ -23,6 +24,7 @@ mod browser;
 mod cargo;
 mod ci;
 mod cleanup;
+mod conformance_page;
 mod dist;
 mod features;
 mod kafka;

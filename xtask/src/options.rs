@@ -20,7 +20,8 @@ commands:
             --help shows its own options
   bench     build for release, measure on a temporary PostgreSQL, write bench/RESULTS.md
   features  compile the libraries without features and with each feature alone
-  style     check words, type names and the stated Rust version, in a second
+  style     check words, type names, the stated Rust version and the names of tests in
+            docs/conformance.md, in seconds
   dist      build the command for release and pack it with its service file, completions and guide
   help      print this
 
@@ -66,7 +67,7 @@ pub(crate) enum Command {
     Torture,
     Bench,
     Features,
-    /// Checks words, type names and the stated Rust version.
+    /// Checks words, type names, the stated Rust version and docs/conformance.md.
     Style,
     Dist,
 }

@@ -1,6 +1,11 @@
 //! Least-privilege roles: the privileges that each way of using the tables needs, as GRANT
 //! statements.
 
+#![cfg_attr(
+    not(any(feature = "postgres", feature = "mysql")),
+    allow(dead_code, unused_imports, unused_variables, reason = "SQLite has no roles")
+)]
+
 use std::fmt::Write as _;
 
 use super::names::Names;
