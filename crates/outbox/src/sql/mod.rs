@@ -217,12 +217,12 @@ impl StoreOptions {
 
     /// Product of the server: detected later, unless it is assumed.
     pub(crate) fn product(&self) -> product::Product {
-        match self.assumed {
+        let Some(assumed) = self.assumed else { return product::Product::default() };
+        match assumed {
             #[cfg(feature = "mysql")]
-            Some(Assumed::Tidb) => product::Product::tidb(),
+            Assumed::Tidb => product::Product::tidb(),
             #[cfg(feature = "postgres")]
-            Some(Assumed::Distributed) => product::Product::distributed(),
-            None => product::Product::default(),
+            Assumed::Distributed => product::Product::distributed(),
         }
     }
 
