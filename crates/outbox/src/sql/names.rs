@@ -179,6 +179,10 @@ pub struct Statement {
     pub(crate) named: bool,
     /// Product that the statement may have to be rewritten for; `None` if every server of the
     /// protocol accepts it unchanged.
+    #[cfg_attr(
+        not(any(feature = "postgres", feature = "mysql")),
+        allow(dead_code, reason = "SQLite is one product")
+    )]
     pub(crate) product: Option<Product>,
 }
 
