@@ -343,9 +343,8 @@ mod sql {
 /// The tables for distributed databases, beside those of PostgreSQL.
 #[cfg(feature = "postgres")]
 mod distributed {
-    use sqlx::Connection as _;
-
     use outbox::StoreOptions;
+    use sqlx::Connection as _;
 
     use crate::harness::DatabaseHarness;
 
@@ -354,7 +353,7 @@ mod distributed {
         let ask = format!(
             "SELECT concat_ws(' ', c.table_name, c.column_name, c.data_type, c.character_maximum_length, c.is_nullable) \
              FROM information_schema.columns c WHERE c.table_name LIKE '{table}%' \
-             UNION ALL SELECT regexp_reharness(i.indexdef, 'INDEX .* ON', 'INDEX ON') FROM pg_indexes i \
+             UNION ALL SELECT regexp_replace(i.indexdef, 'INDEX .* ON', 'INDEX ON') FROM pg_indexes i \
              WHERE i.tablename LIKE '{table}%'"
         );
         let mut conn = sqlx::PgConnection::connect(url).await.unwrap();
