@@ -499,15 +499,15 @@ mod on_sqlite {
         let relay = || db.outbox.single_node();
         let publisher = || outbox::TracingPublisher::new();
         for (wrong, message) in [
-            (relay().with_retry(Backoff::never()), "with_retry follows a handler"),
-            (relay().with_timeout(SEC), "with_timeout follows a handler"),
+            (relay().with_retry(Backoff::never()), "with_retry must follow a handler"),
+            (relay().with_timeout(SEC), "with_timeout must follow a handler"),
             (
                 relay().forward(["e"], publisher()).with_retry(Backoff::never()),
-                "with_retry follows a handler",
+                "with_retry must follow a handler",
             ),
             (
                 relay().on_any(async |_: Cx| {}).forward(["e"], publisher()).with_timeout(SEC),
-                "with_timeout follows",
+                "with_timeout must follow",
             ),
             (relay().on_any(async |_: Cx| {}).with_timeout(Duration::ZERO), "must be greater than 0"),
         ] {

@@ -157,17 +157,20 @@ impl Model {
 
     /// Deletes expired group leases. Their remaining events are leased by their rows from then on,
     /// and suspect.
-    pub fn reap_lists(&mut self, now: DateTime<Utc>) {
+    pub fn reap_lists(&mut self, now: DateTime<Utc>) -> u64 {
         for group in self.groups.iter_mut().filter(|group| group.until <= now) {
             group.deleted = true;
         }
+        let mut reaped = 0;
         for row in &mut self.rows {
             if row.group.is_some_and(|group| self.groups[group].deleted) {
                 row.group = None;
                 row.claims += 1;
                 row.locked_until = Some(now);
+                reaped += 1;
             }
         }
+        reaped
     }
 
     /// Revokes keys from every other holder, since one of their events was taken over. A holder

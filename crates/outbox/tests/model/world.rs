@@ -299,8 +299,7 @@ impl World {
             }
             Step::Reap => {
                 let now = self.now();
-                self.model.reap_lists(now);
-                let mut expected = 0;
+                let mut expected = self.model.reap_lists(now);
                 for row in &mut self.model.rows {
                     if row.locked_by.is_some() && row.locked_until.is_some_and(|until| until <= now) {
                         row.locked_by = None;
