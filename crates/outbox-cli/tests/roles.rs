@@ -312,7 +312,7 @@ async fn a_migrator_creates_the_tables() {
 #[test]
 fn grants_for_sqlite_explain_that_it_has_no_roles() {
     let printed = finish(outbox(["migrate", "--database", "sqlite", "--print-grants", "writer"])).expect(0);
-    assert!(printed.out.contains("permissions of its file"), "{}", printed.out);
+    assert!(printed.out.contains("permissions of the database file"), "{}", printed.out);
     finish(outbox(["migrate", "--database", "sqlite", "--role-name", "x"])).expect(2);
     finish(outbox(["migrate", "--database", "sqlite", "--print-grants", "boss"])).expect(2);
 }
