@@ -1,7 +1,7 @@
 //! Checks that the tests which `docs/conformance.md` names exist.
 //!
-//! A name is `file.rs::test` in backticks. The file is found by the end of its path; the short forms
-//! `cli/`, `web/` and `transports/` stand for the folders of these crates.
+//! A name is `file.rs::test` in backticks. The file is found by the end of its path; the short
+//! forms `cli/`, `web/` and `transports/` stand for the folders of these crates.
 
 use anyhow::{Context, Result, bail, ensure};
 

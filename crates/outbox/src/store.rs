@@ -87,9 +87,9 @@ pub trait Store: AdminStore + fmt::Debug {
     /// key as well: returns how many.
     async fn order_by_aggregate(&self) -> Result<u64>;
 
-    /// Clears the leases of events whose lease has expired, group leases too, and returns the number
-    /// of these events. [`take`](Store::take) takes such events over by itself; this method only
-    /// makes them visible as free.
+    /// Clears the leases of events whose lease has expired, group leases too, and returns the
+    /// number of these events. [`take`](Store::take) takes such events over by itself; this method
+    /// only makes them visible as free.
     async fn reap(&self) -> Result<u64>;
 
     /// Counts another start of an event that may have crashed its process before, and returns the
