@@ -122,8 +122,9 @@ impl Client {
         Ok(created)
     }
 
-    /// Discards a producer: it sends none of its queued messages, and the next producer is created
-    /// only after that. Callers that wait for its messages get an error.
+    /// Discards a producer: it sends none of its queued messages once this returns, and the next
+    /// producer is created only after the requests on the wire are cancelled. Callers that wait for
+    /// its messages get an error.
     pub(super) fn discard(&self, producer: &Arc<Producer>) {
         let mut slot = self.lock();
         if matches!(&*slot, Slot::Open(open) if Arc::ptr_eq(open, producer)) {
@@ -136,11 +137,16 @@ impl Client {
     }
 }
 
-/// Purges a producer in its own thread. The receiver resolves once nothing is sent any more.
+/// Purges a producer. The receiver resolves once librdkafka's threads send nothing any more.
 fn close(producer: Arc<Producer>) -> oneshot::Receiver<()> {
+    let all = PurgeConfig::default().queue().inflight();
+    // Empties the queues of the partitions at once. The thread below may start late, and a broker
+    // that comes back in the meantime would receive the queued messages.
+    producer.get().purge(all.non_blocking());
     let (done, closed) = oneshot::channel();
     spawn_thread(move || {
-        producer.get().purge(PurgeConfig::default().queue().inflight());
+        // Waits for the threads of the brokers, which can take long while they resolve a name.
+        producer.get().purge(all);
         // The receiver may be dropped.
         let _ = done.send(());
     });
