@@ -753,7 +753,8 @@ on_every_database! {
             }
             // Concurrently, on every connection of the pool.
             let acks = held.iter().map(|item| queue.ack(&acking, [item.id()]));
-            assert!(futures_util::future::join_all(acks).await.iter().all(|acked| matches!(acked, Ok(1))));
+            let acked: Vec<_> = futures_util::future::join_all(acks).await;
+            assert!(acked.iter().all(|acked| matches!(acked, Ok(1))), "after {polls} polls: {acked:?}");
             for item in &held {
                 assert_eq!(other.status(item.id().message()).await, Status::Done, "after {polls} polls");
             }

@@ -80,10 +80,7 @@ impl Trips<'_> {
 
 /// Round trips of each call, on a queue behind a proxy.
 async fn trips<DB: Backend>(db: &TestDb<DB>) -> BTreeMap<&'static str, u64> {
-    let (before, port) = db.url().rsplit_once(':').unwrap();
-    let (port, after) = port.split_once('/').unwrap();
-    let proxy = Proxy::to(port.parse().unwrap());
-    let url = format!("{before}:{}/{after}", proxy.port());
+    let (proxy, url) = db.proxied();
     let outbox = DB::open(OutboxBuilder::new().table(&db.table), &url).await.unwrap();
     let (queue, me) = (outbox.queue(), NodeId::from("a"));
     let mut trips = Trips { proxy: &proxy, of: BTreeMap::new() };
@@ -153,10 +150,7 @@ async fn calls_take_as_many_round_trips_on_mariadb_as_documented() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_relay_with_two_pairs_makes_less_than_sixty_statements_a_minute_on_postgres() {
     let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
-    let (before, port) = db.url().rsplit_once(':').unwrap();
-    let (port, after) = port.split_once('/').unwrap();
-    let proxy = Proxy::to(port.parse().unwrap());
-    let url = format!("{before}:{}/{after}", proxy.port());
+    let (proxy, url) = db.proxied();
     let outbox = sqlx::Postgres::open(OutboxBuilder::new().table(&db.table), &url).await.unwrap();
     let (tenth, lease) = (|seconds: u64| Duration::from_millis(seconds * 100), Duration::from_millis(300));
     let relay = outbox

@@ -26,8 +26,10 @@ pub struct Proxy {
 struct Shared {
     /// Number of bytes from clients that may still pass.
     credit: AtomicU64,
-    /// Whether replies from servers are held back.
-    muted: AtomicBool,
+    /// Number of bytes from servers that may still pass.
+    reply_credit: AtomicU64,
+    /// Whether the proxy holds back bytes of a server.
+    holding: AtomicBool,
     accepted: AtomicUsize,
     round_trips: AtomicU64,
     stopped: AtomicBool,
@@ -41,7 +43,8 @@ impl Proxy {
         let port = listener.local_addr().expect("an address").port();
         let shared = Arc::new(Shared {
             credit: AtomicU64::new(u64::MAX),
-            muted: AtomicBool::new(false),
+            reply_credit: AtomicU64::new(u64::MAX),
+            holding: AtomicBool::new(false),
             accepted: AtomicUsize::new(0),
             round_trips: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
@@ -84,7 +87,19 @@ impl Proxy {
     /// held back when the connections are [cut](Proxy::cut) never arrive: the clients do not know
     /// whether their request was executed.
     pub fn mute(&self) {
-        self.shared.muted.store(true, Ordering::SeqCst);
+        self.allow_reply_bytes(0);
+    }
+
+    /// Forwards exactly this many more bytes from servers, then holds back the rest, be it in the
+    /// middle of a message. `u64::MAX` forwards everything again.
+    pub fn allow_reply_bytes(&self, bytes: u64) {
+        self.shared.holding.store(false, Ordering::SeqCst);
+        self.shared.reply_credit.store(bytes, Ordering::SeqCst);
+    }
+
+    /// Whether bytes from a server have arrived that are held back.
+    pub fn is_holding_replies(&self) -> bool {
+        self.shared.holding.load(Ordering::SeqCst)
     }
 
     /// Breaks all connections. New connections are forwarded without a limit.
@@ -93,7 +108,7 @@ impl Proxy {
             let _ = stream.shutdown(Shutdown::Both);
         }
         self.shared.credit.store(u64::MAX, Ordering::SeqCst);
-        self.shared.muted.store(false, Ordering::SeqCst);
+        self.allow_reply_bytes(u64::MAX);
     }
 }
 
@@ -136,15 +151,34 @@ impl Shared {
             if limited && !self.spend(read as u64, &from) {
                 break;
             }
-            while !limited && self.muted.load(Ordering::SeqCst) && to.peer_addr().is_ok() {
-                thread::sleep(Duration::from_millis(5));
-            }
-            if to.write_all(&buffer[..read]).is_err() {
+            let written =
+                if limited { to.write_all(&buffer[..read]) } else { self.reply(&buffer[..read], &mut to) };
+            if written.is_err() {
                 break;
             }
         }
         let _ = from.shutdown(Shutdown::Both);
         let _ = to.shutdown(Shutdown::Both);
+    }
+
+    /// Forwards a reply, as far and as soon as its bytes may pass.
+    fn reply(&self, mut bytes: &[u8], to: &mut TcpStream) -> std::io::Result<()> {
+        while !bytes.is_empty() {
+            let wanted = bytes.len() as u64;
+            let credit = self.reply_credit.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |credit| {
+                Some(if credit == u64::MAX { credit } else { credit.saturating_sub(wanted) })
+            });
+            let allowed = credit.unwrap_or_default().min(wanted) as usize;
+            to.write_all(&bytes[..allowed])?;
+            bytes = &bytes[allowed..];
+            if !bytes.is_empty() {
+                self.holding.store(true, Ordering::SeqCst);
+                // Fails once the connection is cut.
+                to.peer_addr()?;
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Ok(())
     }
 
     /// Waits until this many bytes may pass; `false` if the connection breaks first.

@@ -517,6 +517,15 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
         async { false }
     }
 
+    /// Whether the driver can use a connection again after a statement whose future was dropped. If
+    /// not, such a connection is used again only if [`is_in_sync`](Dialect::is_in_sync).
+    const CANCEL_SAFE: bool = true;
+
+    /// Whether the next response that the driver reads belongs to the next statement that it sends.
+    fn is_in_sync(_: &mut Self::Connection) -> impl Future<Output = bool> + Send {
+        async { true }
+    }
+
     /// Runs a script of several statements. Returns the number of affected rows.
     fn script(
         conn: &mut Self::Connection,

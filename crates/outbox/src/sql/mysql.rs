@@ -483,6 +483,21 @@ impl Dialect for MySql {
         Ok(())
     }
 
+    /// sqlx 0.9 forgets how much of a response it has read if the future is dropped while it
+    /// prepares a statement or reads a packet. It then takes the rest for the response of a later
+    /// statement, or waits for ever.
+    const CANCEL_SAFE: bool = false;
+
+    /// Selects a text that no earlier response contains.
+    async fn is_in_sync(conn: &mut MySqlConnection) -> bool {
+        let expected = format!("{:032x}", rand::random::<u128>());
+        let select = sqlx::AssertSqlSafe(format!("SELECT '{expected}'"));
+        match sqlx::raw_sql(select).fetch_all(conn).await {
+            Ok(rows) => rows.len() == 1 && Self::text(&rows[0], 0).is_ok_and(|text| text == Some(expected)),
+            Err(_) => false,
+        }
+    }
+
     fn is_lock_timeout(error: &sqlx::Error) -> bool {
         number(error) == Some(1205)
     }

@@ -28,6 +28,10 @@ const OUTSIDE: Duration = Duration::from_secs(60);
 /// How long a connection may have been idle before it is pinged.
 const FRESH: Duration = Duration::from_secs(1);
 
+/// Time limit for the recovery of a connection that was dropped in use, where the driver is not
+/// cancel-safe. It occupies its place in the pool for so long, and is closed after that.
+const RECOVERY: Duration = Duration::from_secs(1);
+
 /// Options of a pool that pings a connection only if it was idle for a while. sqlx pings each time:
 /// one more round trip for every statement and every transaction.
 pub(super) fn pool<DB: Dialect>(max_connections: u32) -> PoolOptions<DB> {
@@ -183,22 +187,24 @@ impl<DB: Dialect> Warm<DB> {
 
     async fn take(self: &Arc<Self>) -> Result<Used<DB>, sqlx::Error> {
         let warm = self.inner().waiting.pop();
-        let (conn, out) = match warm {
-            Some(Waiting { conn, out, .. }) => (conn, out),
-            None => (self.acquire_clean().await?, Instant::now()),
-        };
-        Ok(Used { from: self.clone(), conn: Some(conn), out, open: false })
+        match warm {
+            Some(Waiting { conn, out, .. }) => {
+                Ok(Used { from: self.clone(), conn: Some(conn), out, open: false })
+            }
+            None => self.acquire_clean().await,
+        }
     }
 
     /// Acquires a connection on which no transaction is open. A pool of the application may also
     /// hold connections that were returned in the middle of a transaction.
-    async fn acquire_clean(&self) -> Result<PoolConnection<DB>, sqlx::Error> {
+    async fn acquire_clean(self: &Arc<Self>) -> Result<Used<DB>, sqlx::Error> {
         loop {
-            let mut conn = self.pool.acquire().await?;
-            if leave_transaction::<DB>(&mut conn).await {
-                return Ok(conn);
+            let conn = self.pool.acquire().await?;
+            let mut used = Used { from: self.clone(), conn: Some(conn), out: Instant::now(), open: false };
+            if leave_transaction::<DB>(&mut used).await {
+                return Ok(used);
             }
-            let _ = conn.close().await;
+            used.close();
         }
     }
 
@@ -309,9 +315,7 @@ impl<DB: Dialect> Used<DB> {
         if let Err(error) = begin_with::<DB>(self, statement, &first.script).await {
             // After a failed script the server is in a transaction that the driver does not know
             // of.
-            if let Some(conn) = &mut self.conn {
-                conn.close_on_drop();
-            }
+            self.close();
             return Err(error);
         }
         self.open = true;
@@ -329,9 +333,7 @@ impl<DB: Dialect> Used<DB> {
         if let Err(error) = DB::TransactionManager::rollback(&mut self).await
             && !leave_transaction::<DB>(&mut self).await
         {
-            if let Some(conn) = &mut self.conn {
-                conn.close_on_drop();
-            }
+            self.close();
             return Err(error);
         }
         self.open = false;
@@ -357,6 +359,13 @@ impl<DB: Dialect> Used<DB> {
         }
         self.mark_clean();
         Ok(())
+    }
+
+    /// Closes the connection in the background.
+    fn close(&mut self) {
+        if let Some(mut conn) = self.conn.take() {
+            conn.close_on_drop();
+        }
     }
 
     /// Marks the connection as clean and keeps it for reuse. Otherwise it returns to its pool,
@@ -388,9 +397,27 @@ impl<DB: Dialect> DerefMut for Used<DB> {
 
 impl<DB: Dialect> Drop for Used<DB> {
     fn drop(&mut self) {
-        if let Some(conn) = self.conn.as_mut().filter(|_| self.open) {
-            // The pool, to which the connection returns now, completes the rollback.
-            DB::TransactionManager::start_rollback(conn);
+        let Some(mut conn) = self.conn.take() else { return };
+        if DB::CANCEL_SAFE {
+            if self.open {
+                // The pool, to which the connection returns now, completes the rollback.
+                DB::TransactionManager::start_rollback(&mut conn);
+            }
+            return;
         }
+        // Dropped after an error or in the middle of a statement.
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn(recover::<DB>(conn))),
+            Err(_) => conn.close_on_drop(),
+        }
+    }
+}
+
+/// Rolls back what a caller left open, and returns the connection to its pool if it can be used
+/// again. Otherwise closes it, and the server rolls back.
+async fn recover<DB: Dialect>(mut conn: PoolConnection<DB>) {
+    let usable = async { leave_transaction::<DB>(&mut conn).await && DB::is_in_sync(&mut conn).await };
+    if !matches!(tokio::time::timeout(RECOVERY, usable).await, Ok(true)) {
+        conn.close_on_drop();
     }
 }

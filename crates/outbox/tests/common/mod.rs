@@ -147,6 +147,15 @@ impl<DB: Backend> TestDb<DB> {
         &self.location.url
     }
 
+    /// Starts a proxy to the server. Returns it with the URL of the database behind it.
+    pub fn proxied(&self) -> (outbox_testbed::Proxy, String) {
+        let (before, port) = self.url().rsplit_once(':').unwrap();
+        let (port, after) = port.split_once('/').unwrap();
+        let proxy = outbox_testbed::Proxy::to(port.parse().unwrap());
+        let url = format!("{before}:{}/{after}", proxy.port());
+        (proxy, url)
+    }
+
     /// Moves the frozen clock.
     pub fn advance(&self, by: Duration) {
         self.clock.as_ref().expect("TestDb::frozen() was used").advance(by);
