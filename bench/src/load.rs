@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use outbox::{Completion, Cx, RelayBuilder};
+use outbox::{Completion, Context, RelayBuilder};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
@@ -58,15 +58,16 @@ pub(crate) async fn drain(relays: Vec<RelayBuilder>, events: usize) -> anyhow::R
     let mut running = Vec::new();
     for relay in relays {
         let counter = left.clone();
-        let relay =
-            relay.completion(Completion::Delete).batch(BATCH).cold_capacity(4_000).on_any(move |_: Cx| {
+        let relay = relay.completion(Completion::Delete).batch(BATCH).cold_capacity(4_000).on_any(
+            move |_: Context| {
                 let counter = counter.clone();
                 async move {
                     if counter.0.fetch_sub(1, Ordering::Relaxed) == 1 {
                         counter.1.notify_one();
                     }
                 }
-            });
+            },
+        );
         running.push(relay.start().await?);
     }
     let handled = tokio::time::timeout(DRAIN_TIMEOUT, left.1.notified()).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use outbox::{Cx, Error, Event, Outbox, StorageFault};
+use outbox::{Context, Error, Event, Outbox, StorageFault};
 use sqlx::{AssertSqlSafe, Connection as _, MySqlConnection};
 use tokio::sync::Semaphore;
 use torture::guard::Guard;
@@ -41,7 +41,7 @@ async fn a_relay_on_mariadb_resumes_when_the_server_is_writable_again() {
     outbox.migrate().await.unwrap();
     let (handled, gate) = (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
     let (counted, opened) = (handled.clone(), gate.clone());
-    let handler = move |_: Cx| {
+    let handler = move |_: Context| {
         let (handled, gate) = (counted.clone(), opened.clone());
         async move {
             handled.fetch_add(1, Ordering::SeqCst);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use outbox::{Completion, Cx, Event, EventId, Outbox};
+use outbox::{Completion, Context, Event, EventId, Outbox};
 use sqlx::{PgPool, Postgres};
 
 use super::Scenario;
@@ -96,7 +96,7 @@ async fn turn(env: &Environment, who: &str, writers: usize) -> anyhow::Result<Wr
 async fn delivered(outbox: &Outbox<Postgres>, writers: usize, time: Duration) -> anyhow::Result<Written> {
     let handled = Arc::new(AtomicUsize::new(0));
     let counter = handled.clone();
-    let handler = move |_: Cx| {
+    let handler = move |_: Context| {
         counter.fetch_add(1, Ordering::Relaxed);
         async {}
     };

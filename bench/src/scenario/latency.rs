@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use outbox::{Completion, Cx, Event, Outbox};
+use outbox::{Completion, Context, Event, Outbox};
 use sqlx::Postgres;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
@@ -122,7 +122,7 @@ async fn times(
     let relay = relaying
         .multi_node()
         .completion(Completion::Delete)
-        .on_type("bench", move |cx: Cx| {
+        .on_type("bench", move |cx: Context| {
             let now = Instant::now();
             let number = cx.event().payload::<Numbered>().map(|payload| payload.order);
             let recorded = recorded.clone();

@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chrono::{DateTime, Utc};
 use outbox::{
-    Cx, Event, Failure, Handler, Outcome, Outgoing, Payload, Position, PublishError, Publisher, Tag,
+    Context, Event, Failure, Handler, Outcome, Outgoing, Payload, Position, PublishError, Publisher, Tag,
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -135,7 +135,7 @@ impl Sink for tokio::fs::File {
 
 #[async_trait]
 impl<S: Sink> Handler for Lines<S> {
-    async fn handle(&self, cx: Cx) -> Result<Outcome, Failure> {
+    async fn handle(&self, cx: Context) -> Result<Outcome, Failure> {
         let mut line = Vec::new();
         JsonLine::of(&cx, cx.attempt(), cx.seq(), cx.created_at())?.write_to(&mut line)?;
         self.writer.lock().await.put(&line).await?;

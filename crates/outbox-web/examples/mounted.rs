@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::routing::get;
-use outbox::{Cx, Event, Failure, Outbox, Topic, TracingPublisher};
+use outbox::{Context, Event, Failure, Outbox, Topic, TracingPublisher};
 use outbox_web::{Role, Token, Web};
 use sqlx::Sqlite;
 use tokio::net::TcpListener;
@@ -29,8 +29,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     outbox.migrate().await?;
     let relay = outbox
         .ordered()
-        .on_type("order.placed", async |cx: Cx| println!("order {}", cx.id()))
-        .on_type("bill.sent", async |_: Cx| Err::<(), _>(Failure::dead("the printer is on fire")))
+        .on_type("order.placed", async |cx: Context| println!("order {}", cx.id()))
+        .on_type("bill.sent", async |_: Context| Err::<(), _>(Failure::dead("the printer is on fire")))
         .publish(Topic::new("orders").to(TracingPublisher::new()))
         .start()
         .await?;

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use outbox::{Backoff, Cx, EventBuilder, Failure, Message, Outbox};
+use outbox::{Backoff, Context, EventBuilder, Failure, Message, Outbox};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
@@ -24,7 +24,7 @@ impl Message for OrderPlaced {
     }
 }
 
-async fn bill(placed: OrderPlaced, cx: Cx) -> Result<(), Failure> {
+async fn bill(placed: OrderPlaced, cx: Context) -> Result<(), Failure> {
     if cx.attempt() == 1 {
         return Err(Failure::retry("the printer is out of paper"));
     }

@@ -23,7 +23,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use outbox::fleet::{DatabaseState, Discovery, FleetDatabase};
-use outbox::{Cx, Error, EventBuilder, Fleet, Handled, Message, Outbox, Tx};
+use outbox::{Context, Error, EventBuilder, Fleet, Handled, Message, Outbox, Tx};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::Sqlite;
@@ -83,7 +83,7 @@ impl Message for OrderPlaced {
 }
 
 /// Runs in a transaction of the database that the event came from: the tenant's own.
-async fn confirm(OrderPlaced { order }: OrderPlaced, _: Cx, tx: &mut Tx<'_, Sqlite>) -> Handled {
+async fn confirm(OrderPlaced { order }: OrderPlaced, _: Context, tx: &mut Tx<'_, Sqlite>) -> Handled {
     sqlx::query("UPDATE orders SET state = 'confirmed' WHERE id = $1").bind(order).execute(&mut **tx).await?;
     Ok(())
 }

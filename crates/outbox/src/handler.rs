@@ -22,7 +22,7 @@ pub enum Outcome {
     Done,
     /// Not yet: deliver again after this long. Not counted as an attempt, so it may repeat without
     /// limit.
-    RetryAfter(Duration),
+    Snooze(Duration),
     /// Never: the event is dead, for this reason.
     Dead(String),
 }
@@ -33,9 +33,9 @@ pub enum Outcome {
 /// permanent error where it is known, with [`or_dead`](OrDead::or_dead):
 ///
 /// ```
-/// use outbox::{Cx, Handled, OrDead};
+/// use outbox::{Context, Handled, OrDead};
 ///
-/// async fn forward(cx: Cx) -> Handled {
+/// async fn forward(cx: Context) -> Handled {
 ///     let port: u16 = cx.header("port").unwrap_or("80").parse().or_dead()?;   // a bad number stays bad
 ///     tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;             // a bad network does not
 ///     Ok(())
@@ -209,7 +209,7 @@ impl<E: Into<Failure>> IntoOutcome for Result<Outcome, E> {
 
 /// The event being handled, and the facts of this attempt. Dereferences to the [`Event`] itself.
 #[derive(Clone, Debug)]
-pub struct Cx {
+pub struct Context {
     pub(crate) event: Event,
     pub(crate) attempt: u32,
     pub(crate) seq: Option<i64>,
@@ -219,7 +219,7 @@ pub struct Cx {
     pub(crate) store: Arc<str>,
 }
 
-impl Cx {
+impl Context {
     pub(crate) fn new(delivery: &Delivery, node: &NodeId, store: &Arc<str>) -> Self {
         Self {
             event: delivery.event.clone(),
@@ -252,9 +252,9 @@ impl Cx {
     /// event that has not failed.
     ///
     /// ```
-    /// use outbox::{Cx, Handled, split_detail};
+    /// use outbox::{Context, Handled, split_detail};
     ///
-    /// async fn resize(cx: Cx) -> Handled {
+    /// async fn resize(cx: Context) -> Handled {
     ///     if let Some((reason, _)) = cx.last_error().map(split_detail) {
     ///         println!("attempt {}, after: {reason}", cx.attempt());
     ///     }
@@ -284,7 +284,7 @@ impl Cx {
     }
 }
 
-impl Deref for Cx {
+impl Deref for Context {
     type Target = Event;
 
     fn deref(&self) -> &Event {
@@ -298,7 +298,7 @@ impl Deref for Cx {
 pub trait Handler: Send + Sync + 'static {
     /// Handles one event. An event may be delivered more than once: its [`id`](Event::id) stays the
     /// same.
-    async fn handle(&self, cx: Cx) -> Result<Outcome, Failure>;
+    async fn handle(&self, cx: Context) -> Result<Outcome, Failure>;
 }
 
 /// An async function of the event, as a handler.
@@ -307,10 +307,10 @@ pub(crate) struct RawFn<F>(pub(crate) F);
 #[async_trait]
 impl<F, Fut> Handler for RawFn<F>
 where
-    F: Fn(Cx) -> Fut + Send + Sync + 'static,
+    F: Fn(Context) -> Fut + Send + Sync + 'static,
     Fut: Future<Output: IntoOutcome> + Send,
 {
-    async fn handle(&self, cx: Cx) -> Result<Outcome, Failure> {
+    async fn handle(&self, cx: Context) -> Result<Outcome, Failure> {
         (self.0)(cx).await.into_outcome()
     }
 }
@@ -322,10 +322,10 @@ pub(crate) struct TypedFn<F, M>(pub(crate) F, pub(crate) PhantomData<fn() -> M>)
 impl<F, Fut, M> Handler for TypedFn<F, M>
 where
     M: Message,
-    F: Fn(M, Cx) -> Fut + Send + Sync + 'static,
+    F: Fn(M, Context) -> Fut + Send + Sync + 'static,
     Fut: Future<Output: IntoOutcome> + Send,
 {
-    async fn handle(&self, cx: Cx) -> Result<Outcome, Failure> {
+    async fn handle(&self, cx: Context) -> Result<Outcome, Failure> {
         let message: M = cx.payload()?;
         (self.0)(message, cx).await.into_outcome()
     }
@@ -339,32 +339,32 @@ where
 pub trait TxHandler<DB: Database>: Send + Sync + 'static {
     /// Handles one event. If the handler returns `Done`, its writes are committed together with the
     /// settlement; otherwise they are rolled back.
-    async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure>;
+    async fn handle(&self, cx: Context, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure>;
 }
 
 /// An async function of a message and a transaction:
-/// `async fn book(m: Booked, cx: Cx, tx: &mut Tx<'_, Postgres>)`. Implemented by all functions of
+/// `async fn book(m: Booked, cx: Context, tx: &mut Tx<'_, Postgres>)`. Implemented by all functions of
 /// this form.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a handler in a transaction",
-    label = "not an async function of a message, a `Cx` and a `&mut Tx`",
-    note = "write `async fn handle(message: M, cx: Cx, tx: &mut Tx<'_, DB>) -> Handled`, with `M: Message`"
+    label = "not an async function of a message, a `Context` and a `&mut Tx`",
+    note = "write `async fn handle(message: M, cx: Context, tx: &mut Tx<'_, DB>) -> Handled`, with `M: Message`"
 )]
 pub trait TxFn<'t, DB: Database, M>: Send + Sync + 'static {
     /// The future that it returns.
     type Handling: Future<Output: IntoOutcome> + Send + 't;
     /// Calls the function.
-    fn call(&self, message: M, cx: Cx, tx: &'t mut Tx<'static, DB>) -> Self::Handling;
+    fn call(&self, message: M, cx: Context, tx: &'t mut Tx<'static, DB>) -> Self::Handling;
 }
 
 impl<'t, DB: Database, M, F, Fut> TxFn<'t, DB, M> for F
 where
-    F: Fn(M, Cx, &'t mut Tx<'static, DB>) -> Fut + Send + Sync + 'static,
+    F: Fn(M, Context, &'t mut Tx<'static, DB>) -> Fut + Send + Sync + 'static,
     Fut: Future<Output: IntoOutcome> + Send + 't,
 {
     type Handling = Fut;
 
-    fn call(&self, message: M, cx: Cx, tx: &'t mut Tx<'static, DB>) -> Fut {
+    fn call(&self, message: M, cx: Context, tx: &'t mut Tx<'static, DB>) -> Fut {
         self(message, cx, tx)
     }
 }
@@ -379,7 +379,7 @@ where
     M: Message,
     F: for<'t> TxFn<'t, DB, M>,
 {
-    async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
+    async fn handle(&self, cx: Context, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
         let message: M = cx.payload()?;
         self.0.call(message, cx, tx).await.into_outcome()
     }
@@ -391,13 +391,13 @@ where
 /// in reverse order.
 pub trait Interceptor: Send + Sync + 'static {
     /// Called before the handler. After an error the handler is not called.
-    fn before(&self, cx: &Cx) -> Result<(), Failure> {
+    fn before(&self, cx: &Context) -> Result<(), Failure> {
         let _ = cx;
         Ok(())
     }
 
     /// Called after the handler, whatever its result. A panic here is logged and changes nothing.
-    fn after(&self, cx: &Cx, result: &Result<Outcome, Failure>) {
+    fn after(&self, cx: &Context, result: &Result<Outcome, Failure>) {
         let _ = (cx, result);
     }
 }
@@ -406,7 +406,7 @@ pub trait Interceptor: Send + Sync + 'static {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
-/// use outbox::{Cx, Event, Outbox, Unrouted};
+/// use outbox::{Context, Event, Outbox, Unrouted};
 /// use outbox::store::Status;
 ///
 /// let outbox = Outbox::sqlite(":memory:").await?;
@@ -414,13 +414,13 @@ pub trait Interceptor: Send + Sync + 'static {
 /// let id = outbox.send(Event::new("order.refunded").json(&42)).await?.expect("it has no deduplication key");
 ///
 /// // A relay of the shop leaves it pending.
-/// let shop = outbox.multi_node().on_type("order.placed", async |_: Cx| { /* … */ }).start().await?;
+/// let shop = outbox.multi_node().on_type("order.placed", async |_: Context| { /* … */ }).start().await?;
 /// shop.idle().await?;
 /// assert_eq!(outbox.admin().find(&id).await?.unwrap().status, Status::New);
 /// shop.stop().await?;
 ///
 /// // A relay of the bank delivers it.
-/// let bank = outbox.multi_node().on_type("order.refunded", async |_: Cx| { /* … */ }).start().await?;
+/// let bank = outbox.multi_node().on_type("order.refunded", async |_: Context| { /* … */ }).start().await?;
 /// bank.idle().await?;
 /// assert_eq!(outbox.admin().find(&id).await?.unwrap().status, Status::Done);
 /// bank.stop().await?;

@@ -82,7 +82,7 @@ pub use event::{
 pub use explain::{EventFacts, Explanation, Reason};
 pub use fleet::Fleet;
 pub use handler::{
-    Cx, Failure, Handled, Handler, Interceptor, IntoOutcome, OrDead, Outcome, TxFn, TxHandler, Unrouted,
+    Context, Failure, Handled, Handler, Interceptor, IntoOutcome, OrDead, Outcome, TxFn, TxHandler, Unrouted,
     split_detail,
 };
 pub use hook::WriterHook;

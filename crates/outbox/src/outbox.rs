@@ -32,14 +32,14 @@ use crate::tx::{Receipt, Tx, WrittenBatch};
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
-/// use outbox::{Cx, Handled, Message, Outbox};
+/// use outbox::{Context, Handled, Message, Outbox};
 /// use serde::{Deserialize, Serialize};
 ///
 /// #[derive(Serialize, Deserialize)]
 /// struct Welcome { email: String }
 /// impl Message for Welcome { const TYPE: &'static str = "user.welcome"; }
 ///
-/// async fn greet(welcome: Welcome, _: Cx) -> Handled {
+/// async fn greet(welcome: Welcome, _: Context) -> Handled {
 ///     println!("hello {}", welcome.email);
 ///     Ok(())
 /// }

@@ -107,7 +107,7 @@ pub(crate) fn decide(
 ) -> Verdict {
     match result {
         Ok(Outcome::Done) => Verdict::Done,
-        Ok(Outcome::RetryAfter(after)) => Verdict::Again { after, counted: false, error: None },
+        Ok(Outcome::Snooze(after)) => Verdict::Again { after, counted: false, error: None },
         Ok(Outcome::Dead(reason)) => Verdict::Dead { counted: false, reason },
         Err(failure) if failure.again == Again::Never => {
             Verdict::Dead { counted: false, reason: failure.stored() }
@@ -174,7 +174,7 @@ mod tests {
 
         assert_eq!(decide(Ok(Outcome::Done), 0), Verdict::Done);
         assert_eq!(
-            decide(Ok(Outcome::RetryAfter(SEC)), 99),
+            decide(Ok(Outcome::Snooze(SEC)), 99),
             Verdict::Again { after: SEC, counted: false, error: None },
             "asking for time is not an attempt, however often"
         );

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use common::{Backend, FOREVER, numbered};
 use outbox::store::{Attempt, Filter, Node};
 use outbox::{
-    Backoff, Cx, EventId, Failure, NodeId, OnDead, Outcome, Outgoing, PublishError, Publisher, PurgeSettings,
-    Tx, TxHandler, Unrouted,
+    Backoff, Context, EventId, Failure, NodeId, OnDead, Outcome, Outgoing, PublishError, Publisher,
+    PurgeSettings, Tx, TxHandler, Unrouted,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -26,7 +26,7 @@ struct FailsInTx;
 
 #[async_trait]
 impl<DB: Backend> TxHandler<DB> for FailsInTx {
-    async fn handle(&self, _: Cx, _: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
+    async fn handle(&self, _: Context, _: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
         Err(Failure::retry("rolled back"))
     }
 }
@@ -62,10 +62,10 @@ on_every_database! {
                 .node(mode)
                 .unrouted(Unrouted::Dead)
                 .retry(Backoff::default().base(MS).max(MS).no_jitter().max_attempts(2))
-                .on_type("fails", async |_: Cx| Err::<(), _>(Failure::retry("<b>not now</b>")))
-                .on_type("dies", async |_: Cx| Err::<(), _>(Failure::dead("never")))
-                .on_type("late", async |_: Cx| {})
-                .on_type("fine", async |_: Cx| {})
+                .on_type("fails", async |_: Context| Err::<(), _>(Failure::retry("<b>not now</b>")))
+                .on_type("dies", async |_: Context| Err::<(), _>(Failure::dead("never")))
+                .on_type("late", async |_: Context| {})
+                .on_type("fine", async |_: Context| {})
                 .tx_handler::<DB>(outbox::GLOBAL, "fails in tx", FailsInTx)
                 .forward(["published"], FullDisk)
                 .start().await.unwrap();
@@ -125,10 +125,10 @@ on_every_database! {
             .presence(DAY)
             .retry(Backoff::default().base(MS).max(MS).max_attempts(3))
             .on_dead(OnDead::Skip)
-            .on_type("fine", async |_: Cx| {})
-            .on_type("fails", async |_: Cx| Err::<(), _>(Failure::retry("no")))
-            .on_type("later", async |cx: Cx| if cx.payload::<u64>().unwrap() == 0 {
-                Ok(Outcome::RetryAfter(DAY))
+            .on_type("fine", async |_: Context| {})
+            .on_type("fails", async |_: Context| Err::<(), _>(Failure::retry("no")))
+            .on_type("later", async |cx: Context| if cx.payload::<u64>().unwrap() == 0 {
+                Ok(Outcome::Snooze(DAY))
             } else {
                 Ok::<_, Failure>(Outcome::Done)
             })

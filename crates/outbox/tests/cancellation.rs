@@ -7,7 +7,7 @@ use std::time::Duration;
 use common::{Backend, TestDb, in_time};
 use futures_util::future::join_all;
 use outbox::store::Status;
-use outbox::{NodeId, OutboxBuilder};
+use outbox::{NodeId, OutboxBuilder, WorkItem};
 use tokio::task::JoinSet;
 
 const MS: Duration = Duration::from_millis(1);
@@ -33,7 +33,7 @@ async fn cut_claims<DB: Backend>(db: &TestDb<DB>) {
         let outbox = DB::open(builder, &url).await.unwrap();
         let queue = outbox.queue();
         // Opens a connection.
-        queue.extend(&owner, LEASE, held.iter().map(|item| item.id())).await.unwrap();
+        queue.extend(&owner, LEASE, held.iter().map(WorkItem::id)).await.unwrap();
 
         proxy.allow_reply_bytes(bytes);
         let cut = async {
@@ -60,7 +60,7 @@ async fn cut_claims<DB: Backend>(db: &TestDb<DB>) {
         });
         while db.outbox.admin().backlog().await.unwrap().pending > 0 {
             let items = db.outbox.queue().claim(&owner, LEASE, 10).await.unwrap();
-            db.outbox.queue().ack(&owner, items.iter().map(|item| item.id())).await.unwrap();
+            db.outbox.queue().ack(&owner, items.iter().map(WorkItem::id)).await.unwrap();
         }
         if claimed.is_some() {
             assert!(bytes > 1_000, "the response of a claim has less than {bytes} bytes");

@@ -91,7 +91,7 @@ on_every_database! {
         ];
         for hot in [true, false] {
             let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
-            let relay = db.outbox.single_node().workers(1).on_type("e", move |cx: outbox::Cx| {
+            let relay = db.outbox.single_node().workers(1).on_type("e", move |cx: outbox::Context| {
                 sender.send(cx.event().clone()).unwrap();
                 async {}
             });
@@ -120,7 +120,7 @@ on_every_database! {
     async fn both_paths_report_the_same_times_and_a_retry_has_its_last_error(|db|) {
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
-            let relay = relay.retry(Backoff::default().base(MS).max(MS)).on_type("e", move |cx: outbox::Cx| {
+            let relay = relay.retry(Backoff::default().base(MS).max(MS)).on_type("e", move |cx: outbox::Context| {
                 sender.send(cx.clone()).unwrap();
                 async move { if cx.attempt() == 1 { Err(outbox::Failure::retry("no answer")) } else { Ok(()) } }
             });
@@ -174,7 +174,7 @@ on_every_database! {
             let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
             let relay = db.outbox.single_node().retry(Backoff::default().base(MS).max(MS));
             let relay = if hot { relay } else { relay.no_hot_path() };
-            let relay = relay.on_type("e", move |cx: outbox::Cx| {
+            let relay = relay.on_type("e", move |cx: outbox::Context| {
                 sender.send(cx.payload::<u64>().unwrap()).unwrap();
                 async move { if cx.attempt() == 1 { Err(outbox::Failure::retry("again")) } else { Ok(()) } }
             });

@@ -19,7 +19,8 @@ use harness::DatabaseHarness;
 use outbox::store::SharedStore;
 use outbox::testing::conformance::Harness;
 use outbox::{
-    Clock, Cx, Event, Failure, NodeId, Outbox, OutboxBuilder, Outcome, Query, StoreOptions, SubscriptionId,
+    Clock, Context, Event, Failure, NodeId, Outbox, OutboxBuilder, Outcome, Query, StoreOptions,
+    SubscriptionId,
 };
 use sqlx::{ConnectOptions as _, Connection as _, Postgres};
 
@@ -153,7 +154,7 @@ const LEASE: Duration = Duration::from_secs(30);
 async fn relays_queues_and_the_log_send_nothing_that_is_refused() {
     let Some(recorded) = Recorded::new().await else { return };
     let outbox = recorded.outbox().await;
-    let handler = |cx: Cx| async move {
+    let handler = |cx: Context| async move {
         match (cx.payload::<u64>()?, cx.attempt()) {
             (7, 1) => Err(Failure::retry("once more")),
             _ => Ok(Outcome::Done),
@@ -244,7 +245,7 @@ async fn order_does_not_rest_on_a_sequence() {
     let relays: Vec<_> = (0..2)
         .map(|_| {
             let seen = seen.clone();
-            outbox.multi_node().on_type("e", move |cx: Cx| {
+            outbox.multi_node().on_type("e", move |cx: Context| {
                 let seen = seen.clone();
                 async move {
                     if cx.event().ordering_key().is_some() {

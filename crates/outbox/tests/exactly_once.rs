@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use common::{Backend, TestDb};
 use crashing::{Role, survive};
-use outbox::{Cx, Event, Failure, Outbox, OutboxBuilder, Outcome, Tx, TxHandler};
+use outbox::{Context, Event, Failure, Outbox, OutboxBuilder, Outcome, Tx, TxHandler};
 use rand::seq::SliceRandom as _;
 use sqlx::{MySql, Postgres, Sqlite};
 
@@ -167,7 +167,7 @@ struct BookAmount {
 
 #[async_trait::async_trait]
 impl<DB: Backend> TxHandler<DB> for BookAmount {
-    async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
+    async fn handle(&self, cx: Context, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
         let (table, amount): (_, usize) = (&self.table, cx.payload()?);
         DB::execute_sql(tx, &format!("UPDATE {table}_account SET balance = balance + {amount}")).await?;
         self.role.lock().unwrap().progress();

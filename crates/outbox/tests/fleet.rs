@@ -13,7 +13,7 @@ use common::{Gate, Seen, in_time, numbered};
 use fleet_fixtures::{Answer, Folder, Proxy, Script, eventually, silent_server, state_of};
 use outbox::fleet::{DatabaseState, DrainFirst, FleetDatabase, Polled, RoundRobin, Selection};
 use outbox::store::Status;
-use outbox::{Cx, Error, Event, Fleet, LatchPublisher, Outbox, Position, Query, Topic};
+use outbox::{Context, Error, Event, Fleet, LatchPublisher, Outbox, Position, Query, Topic};
 use sqlx::{MySql, Postgres, Sqlite};
 
 type Result<T = ()> = outbox::Result<T>;
@@ -418,7 +418,7 @@ async fn handlers_are_bounded_over_all_databases() -> Result {
         .workers(5)
         .workers_per_database(3)
         .poll_interval(POLL)
-        .on_type("n", move |cx: Cx| {
+        .on_type("n", move |cx: Context| {
             let (now, peak, note) = (now.clone(), peak.clone(), note.clone());
             async move {
                 peak.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
@@ -638,8 +638,8 @@ async fn a_database_without_tables_is_served_once_it_has_them() -> Result {
 async fn a_second_relay_waits_for_the_first_to_stop() -> Result {
     let folder = Folder::new();
     let fleet = Fleet::builder().database("a", folder.url("a")).migrate(true).open().await?;
-    let first = fleet.single_node().on_any(async |_: Cx| ()).start().await?;
-    let second = fleet.single_node().on_any(async |_: Cx| ()).start().await;
+    let first = fleet.single_node().on_any(async |_: Context| ()).start().await?;
+    let second = fleet.single_node().on_any(async |_: Context| ()).start().await;
     assert!(matches!(second, Err(Error::Lifecycle(_))));
     first.stop().await?;
     // A second fleet stands for a second process.

@@ -11,7 +11,7 @@ use fleet_fixtures::Folder;
 use outbox::fleet::FleetRelay;
 use outbox::store::JoinFilter;
 use outbox::{
-    Cx, Database, Error, Event, Failure, Fleet, Handled, Join, JoinId, JoinStatus, JoinWait, Message,
+    Context, Database, Error, Event, Failure, Fleet, Handled, Join, JoinId, JoinStatus, JoinWait, Message,
     NewJoin, Outbox, Tx,
 };
 use serde::{Deserialize, Serialize};
@@ -338,7 +338,7 @@ impl Message for Booked {
     const TYPE: &'static str = "booked";
 }
 
-async fn book(Booked(amount): Booked, _: Cx, tx: &mut Tx<'_, Sqlite>) -> Handled {
+async fn book(Booked(amount): Booked, _: Context, tx: &mut Tx<'_, Sqlite>) -> Handled {
     sqlx::query("INSERT INTO account VALUES ($1)").bind(amount).execute(&mut **tx).await?;
     Ok(())
 }
@@ -380,7 +380,7 @@ async fn handlers_get_transactions_of_their_events_own_database() {
 /// Before anything is served, with an error that names the wanted database.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_that_wants_another_kind_of_transaction_is_refused_at_start() {
-    async fn on_postgres(_: Booked, _: Cx, _: &mut Tx<'_, Postgres>) -> Handled {
+    async fn on_postgres(_: Booked, _: Context, _: &mut Tx<'_, Postgres>) -> Handled {
         Ok(())
     }
     let folder = Folder::new();
@@ -403,7 +403,7 @@ async fn a_handler_knows_which_database_its_event_is_in() {
     }
     let fleet = builder.open().await.unwrap();
     let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
-    let relay = fleet.multi_node().on_type("n", move |cx: Cx| {
+    let relay = fleet.multi_node().on_type("n", move |cx: Context| {
         let sender = sender.clone();
         async move { sender.send((cx.store().to_owned(), cx.payload::<String>().unwrap())).unwrap() }
     });

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 use common::{Seen, in_time, numbered};
 use fleet_fixtures::{Folder, eventually, state_of};
 use outbox::fleet::{DatabaseState, FleetDatabase};
-use outbox::{Cx, Event, Fleet, Outbox, StoreOptions, open_store};
+use outbox::{Context, Event, Fleet, Outbox, StoreOptions, open_store};
 use rand::Rng as _;
 use sqlx::{Connection as _, PgConnection, Postgres};
 
@@ -348,7 +348,7 @@ async fn fleet_of_250() -> Result {
         .poll_interval(Duration::from_secs(1))
         .lease(Duration::from_secs(20))
         .on_type("n", seen.handler())
-        .on_type("timed", move |cx: Cx| {
+        .on_type("timed", move |cx: Context| {
             let written: u64 = cx.payload().unwrap();
             note.lock().unwrap().push(Duration::from_micros(now_micros().saturating_sub(written)));
             async {}

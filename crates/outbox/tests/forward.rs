@@ -480,7 +480,7 @@ on_every_database! {
             db.outbox.send(numbered(event_type, n).ordering_key("k")).await.unwrap();
         }
         let relay = db.outbox.single_node()
-            .on_type("handled", move |cx: outbox::Cx| {
+            .on_type("handled", move |cx: outbox::Context| {
                 handled.lock().unwrap().push(cx.payload::<u64>().unwrap());
                 std::future::ready(())
             })
@@ -497,12 +497,12 @@ on_every_database! {
         struct Counts(Arc<AtomicU32>, Arc<AtomicU32>);
 
         impl Interceptor for Counts {
-            fn before(&self, cx: &outbox::Cx) -> Result<(), Failure> {
+            fn before(&self, cx: &outbox::Context) -> Result<(), Failure> {
                 self.0.fetch_add(1, Ordering::SeqCst);
                 if cx.payload::<u64>().unwrap() == 3 { Err(Failure::dead("not this one")) } else { Ok(()) }
             }
 
-            fn after(&self, _: &outbox::Cx, result: &Result<outbox::Outcome, Failure>) {
+            fn after(&self, _: &outbox::Context, result: &Result<outbox::Outcome, Failure>) {
                 self.1.fetch_add(u32::from(result.is_ok()), Ordering::SeqCst);
             }
         }
@@ -777,7 +777,7 @@ on_every_database! {
         let relay = db.outbox.ordered()
             .workers(8)
             .batch(7)
-            .on_type("handled", move |cx: outbox::Cx| {
+            .on_type("handled", move |cx: outbox::Context| {
                 handled.lock().unwrap().push(cx.payload::<u64>().unwrap());
                 std::future::ready(())
             })

@@ -15,7 +15,7 @@ use outbox::store::{
     Delivery, EXCLUSIVE, Holder, KeyProgress, KeyQueueId, Leadership, OnDead, Origin, Settlement,
     SharedStore, Take, Verdict,
 };
-use outbox::{Completion, Cx, Failure, Outcome, RelayBuilder, Tx, TxHandler};
+use outbox::{Completion, Context, Failure, Outcome, RelayBuilder, Tx, TxHandler};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 use tokio::sync::Semaphore;
 
@@ -252,7 +252,7 @@ async fn a_claim_waits_for_the_claim_before_it() {
 async fn until_handled(relay: RelayBuilder, events: u32) {
     let handled = Arc::new(Semaphore::new(0));
     let seen = handled.clone();
-    let relay = relay.on_any(move |_: Cx| {
+    let relay = relay.on_any(move |_: Context| {
         let seen = seen.clone();
         async move { seen.add_permits(1) }
     });
@@ -277,7 +277,7 @@ struct Waits {
 
 #[async_trait]
 impl TxHandler<Postgres> for Waits {
-    async fn handle(&self, _: Cx, _: &mut Tx<'static, Postgres>) -> Result<Outcome, Failure> {
+    async fn handle(&self, _: Context, _: &mut Tx<'static, Postgres>) -> Result<Outcome, Failure> {
         self.begun.add_permits(1);
         self.may_end.acquire().await.unwrap().forget();
         Ok(Outcome::Done)
@@ -388,7 +388,7 @@ async fn settling_finds_each_event_by_its_id() {
     let seen = handled.clone();
     let relay = db.outbox.single_node().completion(Completion::Delete).hot_capacity(EVENTS as usize);
     // Settles often, so that the planner has one plan for all values before the table is large.
-    let relay = relay.settle_linger(Duration::ZERO).on_any(move |_: Cx| {
+    let relay = relay.settle_linger(Duration::ZERO).on_any(move |_: Context| {
         let seen = seen.clone();
         async move { seen.add_permits(1) }
     });

@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::{Gate, Seen, numbered};
 use outbox::store::Status;
 use outbox::{
-    Backoff, Cx, Error, Event, EventBuilder, EventType, Failure, Handled, Handler, Interceptor, Message,
+    Backoff, Context, Error, Event, EventBuilder, EventType, Failure, Handled, Handler, Interceptor, Message,
     OrDead, Outcome, RetryPolicy, Unrouted,
 };
 use serde::{Deserialize, Serialize};
@@ -66,7 +66,7 @@ on_every_database! {
         let seen = Seen::default();
         let relay = db.outbox.multi_node().retry(Backoff::never()).on_type("e", seen.returning(|cx| {
             assert_eq!(cx.attempt(), 1);
-            Ok(Outcome::RetryAfter(SEC))
+            Ok(Outcome::Snooze(SEC))
         })).start().await.unwrap();
         let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         for deferral in 1..=5 {
@@ -123,7 +123,7 @@ on_every_database! {
     async fn a_delay_without_end_stops_nothing(|db|) {
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
-            let relay = relay.on_type("later", seen.returning(|_| Ok(Outcome::RetryAfter(Duration::MAX))))
+            let relay = relay.on_type("later", seen.returning(|_| Ok(Outcome::Snooze(Duration::MAX))))
                 .on_type("again", seen.returning(|_| Err(Failure::retry_after(Duration::MAX, "busy"))))
                 .on_type("now", seen.handler()).start().await.unwrap();
             let later = db.outbox.send(numbered("later", 1)).await.unwrap().unwrap();
@@ -142,7 +142,7 @@ on_every_database! {
 
     async fn an_error_text_is_cut_and_stored_whatever_it_holds(|db|) {
         let relay = db.outbox.single_node()
-            .on_type("e", async |_: Cx| Err::<(), _>(Failure::dead(format!("a\0b'\";\u{1F600}{}", "ü".repeat(5_000)))))
+            .on_type("e", async |_: Context| Err::<(), _>(Failure::dead(format!("a\0b'\";\u{1F600}{}", "ü".repeat(5_000)))))
             .start().await.unwrap();
         let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
         relay.idle().await.unwrap();
@@ -237,7 +237,7 @@ mod on_sqlite {
     async fn a_typed_handler_gets_its_message_and_the_event_around_it() {
         let db = fresh().await;
         let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
-        let relay = db.outbox.single_node().on(move |paid: Paid, cx: Cx| {
+        let relay = db.outbox.single_node().on(move |paid: Paid, cx: Context| {
             sender.send((paid, cx)).unwrap();
             async { Handled::Ok(()) }
         });
@@ -261,7 +261,7 @@ mod on_sqlite {
         ] {
             let called = Arc::new(Mutex::new(0));
             let count = called.clone();
-            let relay = db.outbox.single_node().on(move |_: Paid, _: Cx| {
+            let relay = db.outbox.single_node().on(move |_: Paid, _: Context| {
                 *count.lock().unwrap() += 1;
                 async {}
             });
@@ -289,7 +289,7 @@ mod on_sqlite {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let note = |name: &'static str| {
             let seen = seen.clone();
-            move |_: Cx| {
+            move |_: Context| {
                 seen.lock().unwrap().push(name);
                 async {}
             }
@@ -320,13 +320,18 @@ mod on_sqlite {
     #[tokio::test]
     async fn a_second_handler_for_the_same_pair_is_an_error() {
         let db = fresh().await;
-        let nothing = async |_: Cx| {};
+        let nothing = async |_: Context| {};
         let twice = db.outbox.single_node().on_type("e", nothing).on_type("e", nothing).start().await;
         let Err(Error::DuplicateHandler { aggregate_type, event_type }) = twice else { panic!("{twice:?}") };
         assert_eq!((aggregate_type.as_str(), event_type.as_str()), ("__GLOBAL__", "e"));
 
-        let typed =
-            db.outbox.single_node().on(async |_: Pinged, _: Cx| {}).on_type("pinged", nothing).start().await;
+        let typed = db
+            .outbox
+            .single_node()
+            .on(async |_: Pinged, _: Context| {})
+            .on_type("pinged", nothing)
+            .start()
+            .await;
         assert!(matches!(typed, Err(Error::DuplicateHandler { .. })), "{typed:?}");
         let any = db.outbox.single_node().on_any(nothing).on_any(nothing).start().await;
         assert!(matches!(any, Err(Error::DuplicateHandler { .. })), "{any:?}");
@@ -345,12 +350,12 @@ mod on_sqlite {
     }
 
     impl Interceptor for Recording {
-        fn before(&self, _: &Cx) -> Result<(), Failure> {
+        fn before(&self, _: &Context) -> Result<(), Failure> {
             self.calls.lock().unwrap().push(format!("before {}", self.name));
             (self.before)()
         }
 
-        fn after(&self, _: &Cx, result: &Result<Outcome, Failure>) {
+        fn after(&self, _: &Context, result: &Result<Outcome, Failure>) {
             let how = if result.is_ok() { "ok" } else { "err" };
             self.calls.lock().unwrap().push(format!("after {} {how}", self.name));
             (self.after)();
@@ -369,7 +374,7 @@ mod on_sqlite {
             .interceptor(note("a", || Ok(()), || ()))
             .interceptor(note("b", before, after))
             .interceptor(note("c", || Ok(()), || ()))
-            .on_type("e", move |_: Cx| {
+            .on_type("e", move |_: Context| {
                 handler.lock().unwrap().push("handler".to_owned());
                 async {}
             });
@@ -411,7 +416,7 @@ mod on_sqlite {
 
     #[async_trait::async_trait]
     impl Handler for Fails {
-        async fn handle(&self, _: Cx) -> Result<Outcome, Failure> {
+        async fn handle(&self, _: Context) -> Result<Outcome, Failure> {
             Err(Failure::retry("always"))
         }
     }
@@ -446,11 +451,11 @@ mod on_sqlite {
         Err(Failure::retry("always"))
     }
 
-    async fn fails_in_tx(_: Posted, _: Cx, _: &mut outbox::Tx<'_, sqlx::Sqlite>) -> Handled {
+    async fn fails_in_tx(_: Posted, _: Context, _: &mut outbox::Tx<'_, sqlx::Sqlite>) -> Handled {
         hang_or_fail(false).await
     }
 
-    async fn hangs_in_tx(_: Posted, _: Cx, _: &mut outbox::Tx<'_, sqlx::Sqlite>) -> Handled {
+    async fn hangs_in_tx(_: Posted, _: Context, _: &mut outbox::Tx<'_, sqlx::Sqlite>) -> Handled {
         hang_or_fail(true).await
     }
 
@@ -459,16 +464,16 @@ mod on_sqlite {
     async fn every_form_of_handler_may_have_a_retry_policy_and_a_time_limit_of_its_own() {
         type Form = fn(outbox::RelayBuilder, bool) -> outbox::RelayBuilder;
         let forms: [(&str, Form); 5] = [
-            ("on", |relay, hangs| relay.on(move |_: Posted, _: Cx| hang_or_fail(hangs))),
-            ("on_type", |relay, hangs| relay.on_type("e", move |_: Cx| hang_or_fail(hangs))),
+            ("on", |relay, hangs| relay.on(move |_: Posted, _: Context| hang_or_fail(hangs))),
+            ("on_type", |relay, hangs| relay.on_type("e", move |_: Context| hang_or_fail(hangs))),
             ("on_aggregate", |relay, hangs| {
-                relay.on_aggregate("__GLOBAL__", "e", move |_: Cx| hang_or_fail(hangs))
+                relay.on_aggregate("__GLOBAL__", "e", move |_: Context| hang_or_fail(hangs))
             }),
-            ("on_any", |relay, hangs| relay.on_any(move |_: Cx| hang_or_fail(hangs))),
+            ("on_any", |relay, hangs| relay.on_any(move |_: Context| hang_or_fail(hangs))),
             ("on_tx", |relay, hangs| if hangs { relay.on_tx(hangs_in_tx) } else { relay.on_tx(fails_in_tx) }),
         ];
         let db = fresh().await;
-        let relay = || db.outbox.single_node().on_type("before", move |_: Cx| hang_or_fail(false));
+        let relay = || db.outbox.single_node().on_type("before", move |_: Context| hang_or_fail(false));
         let posted = || Event::new("e").json(&Posted);
         for (name, form) in forms {
             let stored = deliver(&db, form(relay(), false), posted()).await;
@@ -484,7 +489,7 @@ mod on_sqlite {
 
             let others = || {
                 let relay = form(relay(), false).with_retry(Backoff::never());
-                relay.on_type("after", move |_: Cx| hang_or_fail(false))
+                relay.on_type("after", move |_: Context| hang_or_fail(false))
             };
             for other in ["before", "after"] {
                 let stored = deliver(&db, others(), numbered(other, 1)).await;
@@ -506,10 +511,10 @@ mod on_sqlite {
                 "with_retry must follow a handler",
             ),
             (
-                relay().on_any(async |_: Cx| {}).forward(["e"], publisher()).with_timeout(SEC),
+                relay().on_any(async |_: Context| {}).forward(["e"], publisher()).with_timeout(SEC),
                 "with_timeout must follow",
             ),
-            (relay().on_any(async |_: Cx| {}).with_timeout(Duration::ZERO), "must be greater than 0"),
+            (relay().on_any(async |_: Context| {}).with_timeout(Duration::ZERO), "must be greater than 0"),
         ] {
             let error = wrong.start().await.unwrap_err();
             assert!(matches!(error, Error::Setting(_)) && error.to_string().contains(message), "{error}");

@@ -10,7 +10,7 @@ use common::{Backend, Seen, TestDb, in_time};
 use failing_store::FailingStore;
 use outbox::fleet::DatabaseState;
 use outbox::store::RelayTask;
-use outbox::{Cx, Event, Fleet, Outbox, Reason, RelayBuilder};
+use outbox::{Context, Event, Fleet, Outbox, Reason, RelayBuilder};
 use sqlx::Sqlite;
 
 const MS: Duration = Duration::from_millis(1);
@@ -148,7 +148,7 @@ async fn a_database_of_a_fleet_whose_takes_fail_is_failing() {
         let relay = fleet
             .multi_node()
             .on_type("e", seen.handler())
-            .on_any(async |_: Cx| ())
+            .on_any(async |_: Context| ())
             .poll_interval(50 * MS)
             .start()
             .await

@@ -8,7 +8,7 @@ mod log_lines;
 
 use log_lines::LogLines;
 use outbox::escape::is_unsafe;
-use outbox::{Cx, Failure, Outbox, Result, TracingPublisher, Unrouted};
+use outbox::{Context, Failure, Outbox, Result, TracingPublisher, Unrouted};
 use tracing_subscriber::filter::LevelFilter;
 
 /// A forged line, escape sequences, CSI as one character, right-to-left override, a line separator.
@@ -41,8 +41,8 @@ async fn log_lines_of_hostile_events_are_one_safe_line_each() -> Result<()> {
     let relay = outbox
         .single_node()
         .unrouted(Unrouted::Dead)
-        .on_type(format!("good{FORGED}"), async |_: Cx| tracing::info!("inside of a handler"))
-        .on_type(format!("bad{FORGED}"), async |_: Cx| Err::<(), _>(Failure::dead(FORGED)))
+        .on_type(format!("good{FORGED}"), async |_: Context| tracing::info!("inside of a handler"))
+        .on_type(format!("bad{FORGED}"), async |_: Context| Err::<(), _>(Failure::dead(FORGED)))
         .forward([format!("out{FORGED}")], TracingPublisher::new())
         .start()
         .await?;

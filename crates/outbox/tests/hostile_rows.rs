@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use common::{Backend, Gate, TestDb};
 use outbox::store::{PageRequest, Status, StatusGroup};
 use outbox::{
-    Cx, Event, EventBuilder, EventId, Outcome, Outgoing, PublishError, Publisher, Query, Relay, Topic,
+    Context, Event, EventBuilder, EventId, Outcome, Outgoing, PublishError, Publisher, Query, Relay, Topic,
 };
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom as _;
@@ -205,7 +205,7 @@ async fn start<DB: Backend>(db: &TestDb<DB>, mode: u8, handled: &Handled) -> Rel
         _ => db.outbox.ordered(),
     };
     let handled = handled.clone();
-    let handler = move |cx: Cx| {
+    let handler = move |cx: Context| {
         *handled.lock().unwrap().entry(cx.id().clone()).or_default() += 1;
         async { Ok::<_, outbox::Failure>(Outcome::Done) }
     };
@@ -399,7 +399,7 @@ on_every_database! {
         let (gate, handled) = (Gate::closed(), Handled::default());
         let handler = {
             let (gate, handled) = (gate.clone(), handled.clone());
-            move |cx: Cx| {
+            move |cx: Context| {
                 let (gate, handled) = (gate.clone(), handled.clone());
                 async move {
                     gate.pass().await;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::{Gate, Seen, TestDb, numbered};
 use failing_store::Operation;
 use outbox::store::{EXCLUSIVE, Leadership, Status};
-use outbox::{Cx, Error, OutboxBuilder, PurgeSettings, RelayBuilder};
+use outbox::{Context, Error, OutboxBuilder, PurgeSettings, RelayBuilder};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
@@ -270,7 +270,7 @@ mod purge_poller_and_dispatcher_stop_in_this_order {
 async fn stops_in_order<DB: common::Backend>() {
     let Some(db) = TestDb::<DB>::new().await else { return };
     for purge_ends_first in [true, false] {
-        let old = db.outbox.multi_node().on_any(async |_: Cx| {}).start().await.unwrap();
+        let old = db.outbox.multi_node().on_any(async |_: Context| {}).start().await.unwrap();
         db.write("e", 0..3).await;
         old.idle().await.unwrap();
         old.stop().await.unwrap();
@@ -449,7 +449,7 @@ async fn a_handler_that_cannot_be_cancelled_keeps_its_event() {
     let (started, mut starts) = tokio::sync::mpsc::unbounded_channel();
     let (release, blocked) = std::sync::mpsc::channel::<()>();
     let blocked = std::sync::Arc::new(std::sync::Mutex::new(blocked));
-    let relay = db.outbox.multi_node().drain(20 * MS).on_type("e", move |_: Cx| {
+    let relay = db.outbox.multi_node().drain(20 * MS).on_type("e", move |_: Context| {
         started.send(()).unwrap();
         let _ = blocked.lock().unwrap().recv();
         async {}
@@ -475,7 +475,7 @@ async fn an_event_handled_during_a_lapse_of_leadership_is_settled() {
     store.after(1);
     let seen = Seen::default();
     let recorded = seen.clone();
-    let relay = RelayBuilder::single_node(store).poll_interval(100 * MS).on_type("e", move |cx: Cx| {
+    let relay = RelayBuilder::single_node(store).poll_interval(100 * MS).on_type("e", move |cx: Context| {
         let seen = recorded.clone();
         async move {
             seen.record(&cx);

@@ -6,7 +6,7 @@
 mod log_lines;
 
 use log_lines::LogLines;
-use outbox::{Backoff, Cx, Event, Failure, OutboxBuilder, Result, TracingPublisher, Unrouted};
+use outbox::{Backoff, Context, Event, Failure, OutboxBuilder, Result, TracingPublisher, Unrouted};
 use tracing_subscriber::filter::LevelFilter;
 
 const DAY: std::time::Duration = std::time::Duration::from_secs(86_400);
@@ -24,9 +24,9 @@ async fn payloads_are_never_logged_and_dead_events_are_logged_as_errors() -> Res
         .hot_capacity(1)
         .retry(Backoff::default().base(std::time::Duration::from_millis(1)).max_attempts(2))
         .unrouted(Unrouted::Dead)
-        .on_type("good", async |_: Cx| tracing::info!("inside of a handler"))
-        .on_type("bad", async |_: Cx| Err::<(), _>(Failure::retry("no luck")))
-        .on_type("typed", async |cx: Cx| cx.payload::<u64>().map(drop))
+        .on_type("good", async |_: Context| tracing::info!("inside of a handler"))
+        .on_type("bad", async |_: Context| Err::<(), _>(Failure::retry("no luck")))
+        .on_type("typed", async |cx: Context| cx.payload::<u64>().map(drop))
         .forward(["forwarded"], TracingPublisher::new())
         .start()
         .await?;

@@ -20,7 +20,7 @@ async fn finished<DB: common::Backend>(db: &TestDb<DB>, done: u64) {
         .single_node()
         .unrouted(Unrouted::Dead)
         .no_purge()
-        .on_type("e", async |_: outbox::Cx| {})
+        .on_type("e", async |_: outbox::Context| {})
         .start()
         .await
         .unwrap();
@@ -56,7 +56,7 @@ on_every_database! {
         db.outbox.log().append((0..3).map(|n| numbered("e", n))).await.unwrap();
         store.audit(&outbox::store::AuditEntry::default()).await.unwrap();
         finished(&db, 1).await;
-        let fails = async |_: outbox::Cx| Err::<(), _>(Failure::dead("no"));
+        let fails = async |_: outbox::Context| Err::<(), _>(Failure::dead("no"));
         let relay = db.outbox.single_node().no_purge().on_type("bad", fails).start().await.unwrap();
         db.write("bad", 0..1).await;
         relay.idle().await.unwrap();
@@ -271,8 +271,8 @@ on_every_database! {
     async fn statistics_count_the_events(frozen |db|) {
         let admin = db.outbox.admin();
         assert_eq!(admin.stats().await.unwrap(), Default::default());
-        let relay = db.outbox.single_node().unrouted(Unrouted::Dead).on_type("e", async |_: outbox::Cx| {})
-            .on_type("fails", async |_: outbox::Cx| Err::<(), _>(Failure::retry_after(DAY, "later")))
+        let relay = db.outbox.single_node().unrouted(Unrouted::Dead).on_type("e", async |_: outbox::Context| {})
+            .on_type("fails", async |_: outbox::Context| Err::<(), _>(Failure::retry_after(DAY, "later")))
             .start().await.unwrap();
         db.write("e", 0..5).await;
         db.write("unknown", 0..2).await;
@@ -417,7 +417,7 @@ async fn crash_on<DB: common::Backend>(db: &TestDb<DB>, exclusive: bool, count: 
         };
         let relay = relay.workers(3).on_type("crashes", started.behind(&Gate::closed())).on_type(
             "e",
-            async |_: outbox::Cx| {
+            async |_: outbox::Context| {
                 tokio::time::sleep(3 * MS).await;
                 Ok::<_, Failure>(Outcome::Done)
             },

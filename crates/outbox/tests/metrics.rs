@@ -31,7 +31,7 @@ async fn everything_that_happens_to_an_event_is_counted() {
         .unrouted(Unrouted::Dead)
         .on_type("gate", seen.behind(&gate))
         .on_type("e", seen.handler())
-        .on_type("later", seen.returning(move |_| Ok(Outcome::RetryAfter(hour))))
+        .on_type("later", seen.returning(move |_| Ok(Outcome::Snooze(hour))))
         .on_type("fails", seen.returning(move |_| Err(Failure::retry_after(hour, "no"))))
         .start()
         .await

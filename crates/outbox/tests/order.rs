@@ -241,7 +241,7 @@ on_every_database! {
         let first = AtomicU64::new(0);
         let relay = db.outbox.single_node().on_type("e", seen.returning(move |_| {
             let deferred = first.fetch_add(1, Ordering::Relaxed) == 0;
-            Ok(if deferred { Outcome::RetryAfter(SEC) } else { Outcome::Done })
+            Ok(if deferred { Outcome::Snooze(SEC) } else { Outcome::Done })
         })).start().await.unwrap();
         db.outbox.send_all((0..3).map(|n| keyed("k", n))).await.unwrap();
         relay.idle().await.unwrap();

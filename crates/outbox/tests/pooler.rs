@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use harness::{DatabaseHarness, postgres_url, unique_table};
 use outbox::fleet::FleetDatabase;
-use outbox::{Cx, Error, Event, Fleet, Handled, LatchPublisher, Outbox, OutboxBuilder, Pooler, Query, Topic};
+use outbox::{
+    Context, Error, Event, Fleet, Handled, LatchPublisher, Outbox, OutboxBuilder, Pooler, Query, Topic,
+};
 use outbox_testbed::{Plan, Server};
 use sqlx::{Connection as _, PgConnection, PgPool, Postgres, Row as _};
 
@@ -82,7 +84,7 @@ async fn pid(conn: &mut PgConnection) -> i32 {
     pid.parse().unwrap()
 }
 
-async fn done(_: Cx) -> Handled {
+async fn done(_: Context) -> Handled {
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use harness::ChildProcess;
 use outbox::store::SharedStore;
 use outbox::{
-    Backoff, Cx, Database, Event, Failure, Outbox, OutboxBuilder, RelayBuilder, StoreOptions, open_store,
+    Backoff, Context, Database, Event, Failure, Outbox, OutboxBuilder, RelayBuilder, StoreOptions, open_store,
 };
 
 const WRITERS: usize = 16;
@@ -201,7 +201,7 @@ async fn child_relay_when_its_variables_are_set() {
         .workers(8)
         .retry(Backoff::default().base(Duration::from_millis(20)).max_attempts(50))
         .poll_interval(Duration::from_millis(100))
-        .on_any(move |cx: Cx| async move { handle(&cx, log).await })
+        .on_any(move |cx: Context| async move { handle(&cx, log).await })
         .start()
         .await
         .unwrap();
@@ -210,7 +210,7 @@ async fn child_relay_when_its_variables_are_set() {
 }
 
 /// Takes a moment, fails in one of twenty attempts, and records the call.
-async fn handle(cx: &Cx, log: &Mutex<std::fs::File>) -> Result<(), Failure> {
+async fn handle(cx: &Context, log: &Mutex<std::fs::File>) -> Result<(), Failure> {
     let start = now();
     let dice = cx.id().as_str().bytes().map(u32::from).sum::<u32>() + cx.attempt();
     tokio::time::sleep(Duration::from_micros(u64::from(dice % 5) * 500)).await;

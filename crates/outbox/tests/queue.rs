@@ -13,7 +13,7 @@ use common::{Backend, FOREVER, TestDb, numbered};
 use failing_store::FailingStore;
 use outbox::store::Status;
 use outbox::{
-    Backoff, Completion, Cx, Error, Event, EventId, NodeId, OnDead, WorkItem, WorkItemId, WorkQueue,
+    Backoff, Completion, Context, Error, Event, EventId, NodeId, OnDead, WorkItem, WorkItemId, WorkQueue,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -717,7 +717,7 @@ on_every_database! {
     /// `single_node` leads the whole table; `multi_node` shares it.
     async fn nothing_is_claimed_while_a_relay_leads_the_table(|db|) {
         let queue = db.outbox.queue();
-        let alone = db.outbox.single_node().on_type("other", async |_: Cx| {}).no_hot_path();
+        let alone = db.outbox.single_node().on_type("other", async |_: Context| {}).no_hot_path();
         let alone = alone.poll_interval(DAY).start().await.unwrap();
         db.outbox.send(numbered("e", 0).deliver_after(MS)).await.unwrap();
         db.due(1).await;

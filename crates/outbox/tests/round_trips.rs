@@ -159,7 +159,7 @@ async fn an_idle_relay_with_two_pairs_makes_less_than_sixty_statements_a_minute_
         .presence(tenth(20))
         .subscription_lease(lease)
         .log_watch(Duration::from_millis(25))
-        .on_type("e", async |_: outbox::Cx| {})
+        .on_type("e", async |_: outbox::Context| {})
         .publish(outbox::Topic::new("t").to(outbox::StatisticsPublisher::named("a")).every(tenth(10)))
         .publish(outbox::Topic::new("t").to(outbox::StatisticsPublisher::named("b")).every(tenth(10)))
         .start()

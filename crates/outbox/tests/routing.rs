@@ -13,7 +13,7 @@ use common::{Seen, numbered};
 use failing_store::FailingStore;
 use outbox::store::{Holder, Origin, Routed, Status, Take};
 use outbox::{
-    Cx, Destination, Event, EventType, Message, OnDead, Outcome, RelayBuilder, Router, TracingPublisher,
+    Context, Destination, Event, EventType, Message, OnDead, Outcome, RelayBuilder, Router, TracingPublisher,
     Unrouted,
 };
 use serde::{Deserialize, Serialize};
@@ -58,7 +58,7 @@ on_every_database! {
         let (left, right, both) = (Seen::default(), Seen::default(), Seen::default());
         let also_record = || {
             let both = both.clone();
-            move |cx: &Cx| {
+            move |cx: &Context| {
                 both.record(cx);
                 Ok(Outcome::Done)
             }
@@ -106,7 +106,7 @@ on_every_database! {
             let seen = Seen::default();
             let mine = seen.clone();
             let relay = build()
-                .on(move |Paid(_): Paid, cx: Cx| { mine.record(&cx); async {} })
+                .on(move |Paid(_): Paid, cx: Context| { mine.record(&cx); async {} })
                 .on_aggregate("bill", "sent", seen.handler())
                 .on_type("all", seen.handler())
                 .start().await.unwrap();
@@ -321,7 +321,7 @@ on_every_database! {
         relay.stop().await.unwrap();
         let counted = calls.clone();
         let strict = db.outbox.multi_node().unrouted(Unrouted::Dead)
-            .on_type("x", move |_: Cx| { counted.fetch_add(1, Ordering::Relaxed); async {} }).start().await.unwrap();
+            .on_type("x", move |_: Context| { counted.fetch_add(1, Ordering::Relaxed); async {} }).start().await.unwrap();
         strict.idle().await.unwrap();
         strict.stop().await.unwrap();
         let (.., dead) = db.status_counts().await;

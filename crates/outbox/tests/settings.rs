@@ -10,7 +10,9 @@ use std::time::Duration;
 use common::{Backend, Seen, TestDb, in_time};
 use outbox::settings::{Mode, Settings};
 use outbox::store::{EXCLUSIVE, Status};
-use outbox::{Cx, Error, Event, Failure, Outbox, OutboxBuilder, Outgoing, PublishError, Publisher, Topic};
+use outbox::{
+    Context, Error, Event, Failure, Outbox, OutboxBuilder, Outgoing, PublishError, Publisher, Topic,
+};
 use sqlx::{MySql, Postgres, Sqlite};
 use tokio::sync::watch;
 
@@ -82,7 +84,7 @@ async fn embedded<DB: Opened>() {
     // Mode: one relay leads the whole table. Name: of this relay.
     let seen = Seen::default();
     let recorded = seen.clone();
-    let relay = outbox.relay(&settings).on_type("fails", move |cx: Cx| {
+    let relay = outbox.relay(&settings).on_type("fails", move |cx: Context| {
         let seen = recorded.clone();
         async move {
             seen.record(&cx);
@@ -126,7 +128,7 @@ async fn the_poll_interval_is_that_of_the_file_and_the_environment_takes_precede
         let url = format!("sqlite:{}", folder.path().join(name).display());
         let text = shared(&url, "shop_event");
         let settings = Settings::from_toml_and_env(&text, variables.iter().copied()).unwrap();
-        settings.sqlite().await.unwrap().relay(&settings).on_any(async |_: Cx| {}).start().await.unwrap()
+        settings.sqlite().await.unwrap().relay(&settings).on_any(async |_: Context| {}).start().await.unwrap()
     };
     let relays = [
         start("file.db", &[]).await,

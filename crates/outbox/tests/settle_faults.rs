@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use failing_store::FailingStore;
 use outbox::store::{Filter, Status};
-use outbox::{Backoff, Cx, Event, Failure, Outbox, Outcome, RelayBuilder};
+use outbox::{Backoff, Context, Event, Failure, Outbox, Outcome, RelayBuilder};
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 
@@ -55,7 +55,7 @@ impl CallRecord {
 }
 
 /// A handler that takes a while, and fails or snoozes now and then.
-async fn handle(cx: Cx, record: Arc<Mutex<CallRecord>>) -> Result<Outcome, Failure> {
+async fn handle(cx: Context, record: Arc<Mutex<CallRecord>>) -> Result<Outcome, Failure> {
     let n: u64 = cx.payload().expect("the payload is a number");
     record.lock().unwrap().begins(n, cx.ordering_key());
     let draw = rand::random_range(0..10);
@@ -64,7 +64,7 @@ async fn handle(cx: Cx, record: Arc<Mutex<CallRecord>>) -> Result<Outcome, Failu
     }
     let result = match draw {
         0 => Err(Failure::retry("not today")),
-        1 => Ok(Outcome::RetryAfter(MS)),
+        1 => Ok(Outcome::Snooze(MS)),
         _ => Ok(Outcome::Done),
     };
     record.lock().unwrap().ends(n, &result);

@@ -402,7 +402,7 @@ async fn a_full_disk_breaks_no_order() {
     let test = async {
         let (seen, gate) = (Seen::default(), common::Gate::closed());
         let (recorded, opened) = (seen.clone(), gate.clone());
-        let handler = move |cx: outbox::Cx| {
+        let handler = move |cx: outbox::Context| {
             let (seen, gate) = (recorded.clone(), opened.clone());
             async move {
                 seen.record(&cx);

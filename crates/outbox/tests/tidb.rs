@@ -17,7 +17,7 @@ use harness::DatabaseHarness;
 use outbox::store::SharedStore;
 use outbox::testing::conformance::Harness;
 use outbox::{
-    Clock, Cx, Event, Failure, NodeId, OutboxBuilder, Outcome, Query, StoreOptions, SubscriptionId,
+    Clock, Context, Event, Failure, NodeId, OutboxBuilder, Outcome, Query, StoreOptions, SubscriptionId,
 };
 use sqlx::Connection as _;
 
@@ -100,7 +100,7 @@ async fn relays_queues_and_the_log_send_nothing_that_tidb_refuses_on_mariadb() {
     let builder = OutboxBuilder::new().table(&harness.0.table).assume_tidb();
     let outbox = builder.mysql(harness.url()).await.unwrap();
     outbox.migrate().await.unwrap();
-    let handler = |cx: Cx| async move {
+    let handler = |cx: Context| async move {
         match (cx.payload::<u64>()?, cx.attempt()) {
             (7, 1) => Err(Failure::retry("once more")),
             _ => Ok(Outcome::Done),

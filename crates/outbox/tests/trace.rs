@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider};
-use outbox::{Cx, Event, LatchPublisher, Result};
+use outbox::{Context, Event, LatchPublisher, Result};
 use tracing::Instrument as _;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -28,7 +28,7 @@ async fn a_trace_goes_from_the_writer_to_the_handler_and_the_publisher() -> Resu
     let theirs = seen.clone();
     let relay = outbox
         .single_node()
-        .on_type("handled", move |cx: Cx| {
+        .on_type("handled", move |cx: Context| {
             *theirs.lock().unwrap() = cx.header("traceparent").map(str::to_owned);
             std::future::ready(())
         })

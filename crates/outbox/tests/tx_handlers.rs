@@ -10,10 +10,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use common::{Backend, Seen, TestDb, numbered};
 use outbox::store::Status;
-use outbox::{Backoff, Cx, Error, Event, Failure, Outcome, RelayBuilder, Tx, TxHandler};
+use outbox::{Backoff, Context, Error, Event, Failure, Outcome, RelayBuilder, Tx, TxHandler};
 
 /// Result of the booking handler after it has written its row.
-type HandlerResult = Arc<dyn Fn(&Cx) -> Result<Outcome, Failure> + Send + Sync>;
+type HandlerResult = Arc<dyn Fn(&Context) -> Result<Outcome, Failure> + Send + Sync>;
 
 /// Writes the event's number into a table, in the handler's transaction.
 struct BookNumber<DB: Backend> {
@@ -41,7 +41,10 @@ impl<DB: Backend> BookNumber<DB> {
         }
     }
 
-    fn returning(mut self, result: impl Fn(&Cx) -> Result<Outcome, Failure> + Send + Sync + 'static) -> Self {
+    fn returning(
+        mut self,
+        result: impl Fn(&Context) -> Result<Outcome, Failure> + Send + Sync + 'static,
+    ) -> Self {
         self.result = Arc::new(result);
         self
     }
@@ -49,7 +52,7 @@ impl<DB: Backend> BookNumber<DB> {
 
 #[async_trait]
 impl<DB: Backend> TxHandler<DB> for BookNumber<DB> {
-    async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
+    async fn handle(&self, cx: Context, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
         self.seen.record(&cx);
         let number: u64 = cx.payload()?;
         let table = &self.db.table;
@@ -73,7 +76,7 @@ struct CountUnsettled {
 
 #[async_trait]
 impl<DB: Backend> TxHandler<DB> for CountUnsettled {
-    async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
+    async fn handle(&self, cx: Context, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
         let (table, id) = (&self.table, cx.id());
         let before = format!(
             "SELECT count(*) FROM {table} WHERE status <> 1 AND seq < (SELECT seq FROM {table} WHERE event_id = '{id}')"
@@ -125,7 +128,7 @@ on_every_database! {
             let unsettled = counter.unsettled.clone();
             let relay = relay
                 .tx_handler::<DB>("__GLOBAL__", "n", counter)
-                .on_type("plain", async |_: Cx| ())
+                .on_type("plain", async |_: Context| ())
                 .settle_linger(Duration::from_millis(300))
                 .start()
                 .await
@@ -145,7 +148,7 @@ on_every_database! {
             1 => Ok(Outcome::Dead("never".to_owned())),
             2 => Err(Failure::dead("never")),
             3 => panic!("on purpose"),
-            _ if attempts.fetch_add(1, Ordering::SeqCst) == 0 => Ok(Outcome::RetryAfter(Duration::from_millis(1))),
+            _ if attempts.fetch_add(1, Ordering::SeqCst) == 0 => Ok(Outcome::Snooze(Duration::from_millis(1))),
             _ => Ok(Outcome::Done),
         });
         let relay = db.outbox.multi_node().tx_handler("__GLOBAL__", "n", book);
@@ -257,7 +260,7 @@ async fn a_handler_for_another_database_is_refused_at_start() {
     struct Nothing;
     #[async_trait]
     impl TxHandler<sqlx::Postgres> for Nothing {
-        async fn handle(&self, _: Cx, _: &mut Tx<'static, sqlx::Postgres>) -> Result<Outcome, Failure> {
+        async fn handle(&self, _: Context, _: &mut Tx<'static, sqlx::Postgres>) -> Result<Outcome, Failure> {
             Ok(Outcome::Done)
         }
     }

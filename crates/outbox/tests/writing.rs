@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::{Backend, Seen, TestDb, numbered};
 use outbox::store::Status;
 use outbox::{
-    AggregateType, Cx, DeadFilter, Error, Event, EventBuilder, EventError, EventId, EventType, Message,
+    AggregateType, Context, DeadFilter, Error, Event, EventBuilder, EventError, EventId, EventType, Message,
     OutboxBuilder, Outgoing, Publisher as _, StatisticsPublisher, Unrouted, WriterHook,
 };
 use serde::{Deserialize, Serialize};
@@ -751,7 +751,7 @@ async fn enums_are_accepted_wherever_a_type_is() {
         .outbox
         .single_node()
         .unrouted(Unrouted::Dead)
-        .on_type("other", async |_: Cx| {})
+        .on_type("other", async |_: Context| {})
         .start()
         .await
         .unwrap();
@@ -836,16 +836,17 @@ async fn a_handler_may_write_events() {
     let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
     let seen = Seen::default();
     let outbox = db.outbox.clone();
-    let relay = db.outbox.single_node().on_type("second", seen.handler()).on_type("first", move |cx: Cx| {
-        let outbox = outbox.clone();
-        async move {
-            outbox
-                .send(numbered("second", cx.payload::<u64>()?))
-                .await
-                .map(|_| ())
-                .map_err(outbox::Failure::retry)
-        }
-    });
+    let relay =
+        db.outbox.single_node().on_type("second", seen.handler()).on_type("first", move |cx: Context| {
+            let outbox = outbox.clone();
+            async move {
+                outbox
+                    .send(numbered("second", cx.payload::<u64>()?))
+                    .await
+                    .map(|_| ())
+                    .map_err(outbox::Failure::retry)
+            }
+        });
     let relay = relay.start().await.unwrap();
     db.write("first", 0..50).await;
     seen.reach(50).await;

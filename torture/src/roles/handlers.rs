@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use outbox::{Cx, Failure, Handler, Outcome, Tx, TxHandler};
+use outbox::{Context, Failure, Handler, Outcome, Tx, TxHandler};
 
 use crate::database::TestDatabase;
 use crate::history::{HandlerOutcome, Op, Writer};
@@ -27,7 +27,7 @@ impl RecordingHandler {
         Self { history, runs: Arc::default(), folder }
     }
 
-    fn start(&self, cx: &Cx) -> RunRecord {
+    fn start(&self, cx: &Context) -> RunRecord {
         let run = self.runs.fetch_add(1, Ordering::Relaxed);
         let id = cx.id().to_string();
         self.history.record(Op::Started { run, id, seq: cx.seq(), attempt: cx.attempt() });
@@ -69,7 +69,7 @@ impl Drop for RunRecord {
 
 #[async_trait]
 impl Handler for RecordingHandler {
-    async fn handle(&self, cx: Cx) -> Result<Outcome, Failure> {
+    async fn handle(&self, cx: Context) -> Result<Outcome, Failure> {
         let run = self.start(&cx);
         let spec: Spec = cx.payload()?;
         tokio::time::sleep(Duration::from_millis(u64::from(spec.takes))).await;
@@ -98,7 +98,7 @@ pub struct ForeignHandler(pub RecordingHandler);
 
 #[async_trait]
 impl Handler for ForeignHandler {
-    async fn handle(&self, cx: Cx) -> Result<Outcome, Failure> {
+    async fn handle(&self, cx: Context) -> Result<Outcome, Failure> {
         self.0.start(&cx).finish(HandlerOutcome::Done);
         Ok(Outcome::Done)
     }
@@ -115,7 +115,7 @@ pub struct BookHandler {
 
 #[async_trait]
 impl<DB: TestDatabase> TxHandler<DB> for BookHandler {
-    async fn handle(&self, cx: Cx, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
+    async fn handle(&self, cx: Context, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
         let run = self.handler.start(&cx);
         let booked = async {
             DB::execute_sql(

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use outbox::{
-    Cx, Event, EventId, Failure, Handled, Message, Outbox, Outcome, Outgoing, PublishError, Publisher,
+    Context, Event, EventId, Failure, Handled, Message, Outbox, Outcome, Outgoing, PublishError, Publisher,
     RelayBuilder, Topic, Unavailable,
 };
 use rand::Rng;
@@ -106,16 +106,16 @@ impl DashboardTraffic {
         let (accounting, warehouse) = (self.clone(), self.clone());
         let stock = Topic::new("stock").types([STOCK_MOVED]);
         relay
-            .on(move |invoice: InvoiceIssued, cx: Cx| {
+            .on(move |invoice: InvoiceIssued, cx: Context| {
                 let accounting = accounting.clone();
                 async move { accounting.invoice(&invoice, &cx) }
             })
-            .on(move |parcel: PackParcel, cx: Cx| {
+            .on(move |parcel: PackParcel, cx: Context| {
                 let warehouse = warehouse.clone();
                 async move { warehouse.pack(&parcel, &cx) }
             })
-            .on(async |_: ShipmentReady, _: Cx| {})
-            .on(async |_: ShipmentDelayed, _: Cx| {})
+            .on(async |_: ShipmentReady, _: Context| {})
+            .on(async |_: ShipmentDelayed, _: Context| {})
             .forward([NEWSLETTER], SimulatedDestination::new("mail-provider").outages(20, 75))
             .publish(stock.to(SimulatedDestination::new("search-index")))
             .publish(stock.to(SimulatedDestination::new("partner-api").outages(15, 60)))
@@ -124,7 +124,7 @@ impl DashboardTraffic {
             )
     }
 
-    fn invoice(&self, invoice: &InvoiceIssued, cx: &Cx) -> Handled {
+    fn invoice(&self, invoice: &InvoiceIssued, cx: &Context) -> Handled {
         let mut state = self.state();
         if invoice.refused && state.refused.insert(cx.id().clone()) {
             state.waiting_behind.insert(invoice.account, 0);
@@ -139,10 +139,10 @@ impl DashboardTraffic {
 
     /// Snoozes at first, to simulate work without occupying a worker. One parcel of some shipments
     /// is lost.
-    fn pack(&self, parcel: &PackParcel, cx: &Cx) -> Result<Outcome, Failure> {
+    fn pack(&self, parcel: &PackParcel, cx: &Context) -> Result<Outcome, Failure> {
         let mut rng = rand::rng();
         if self.state().started.insert(cx.id().clone()) {
-            return Ok(Outcome::RetryAfter(Duration::from_millis(rng.random_range(500..12_000))));
+            return Ok(Outcome::Snooze(Duration::from_millis(rng.random_range(500..12_000))));
         }
         let (number, status_group) = (parcel.parcel, rng.random_range(1..40));
         if parcel.is_lost && cx.attempt() < 3 {

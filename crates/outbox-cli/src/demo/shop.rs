@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use outbox::store::{Filter, Status};
 use outbox::{
-    Backoff, Cx, Event, Failure, Handled, Interceptor, Message, OnDead, Outbox, Outcome, PurgeSettings,
+    Backoff, Context, Event, Failure, Handled, Interceptor, Message, OnDead, Outbox, Outcome, PurgeSettings,
     RelayBuilder,
 };
 use rand::Rng;
@@ -125,10 +125,10 @@ const TYPES: [&str; 4] = [OrderPlaced::TYPE, ReceiptWanted::TYPE, CARD_CHARGED, 
 pub(crate) fn relay<DB: Shop>(outbox: &Outbox<DB>, ledger: &Arc<Ledger>, fail: u8) -> RelayBuilder {
     outbox
         .single_node()
-        .on(move |_: OrderPlaced, _: Cx| async move { sometimes_fail(fail, "the warehouse is busy") })
-        .on(move |_: ReceiptWanted, _: Cx| async move { sometimes_fail(fail, "the mail server is busy") })
-        .on(async |_: ReviewDue, _: Cx| {})
-        .on_type(CARD_CHARGED, async |cx: Cx| match cx.payload::<CardCharged>() {
+        .on(move |_: OrderPlaced, _: Context| async move { sometimes_fail(fail, "the warehouse is busy") })
+        .on(move |_: ReceiptWanted, _: Context| async move { sometimes_fail(fail, "the mail server is busy") })
+        .on(async |_: ReviewDue, _: Context| {})
+        .on_type(CARD_CHARGED, async |cx: Context| match cx.payload::<CardCharged>() {
             Ok(_) => Outcome::Done,
             Err(unreadable) => Outcome::Dead(unreadable.to_string()),
         })
@@ -157,7 +157,7 @@ fn sometimes_fail(percent: u8, reason: &str) -> Handled {
 struct LedgerInterceptor(Arc<Ledger>);
 
 impl Interceptor for LedgerInterceptor {
-    fn before(&self, cx: &Cx) -> Result<(), Failure> {
+    fn before(&self, cx: &Context) -> Result<(), Failure> {
         if !TYPES.iter().any(|known| cx.event_type() == *known) {
             return Ok(());
         }
@@ -167,12 +167,12 @@ impl Interceptor for LedgerInterceptor {
         Ok(())
     }
 
-    fn after(&self, cx: &Cx, result: &Result<Outcome, Failure>) {
+    fn after(&self, cx: &Context, result: &Result<Outcome, Failure>) {
         let attempt = match result {
             Ok(Outcome::Done) => Attempt::Done,
             Ok(Outcome::Dead(_)) => Attempt::Dead,
             Err(_) if cx.attempt() >= MAX_ATTEMPTS => Attempt::Dead,
-            Ok(Outcome::RetryAfter(_)) | Err(_) => Attempt::Again,
+            Ok(Outcome::Snooze(_)) | Err(_) => Attempt::Again,
         };
         if let Some(number) = number(cx) {
             self.0.finished(number, attempt, Instant::now());
@@ -180,7 +180,7 @@ impl Interceptor for LedgerInterceptor {
     }
 }
 
-fn number(cx: &Cx) -> Option<u64> {
+fn number(cx: &Context) -> Option<u64> {
     cx.header(NUMBER)?.parse().ok()
 }
 

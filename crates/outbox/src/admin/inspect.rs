@@ -101,11 +101,11 @@ impl Admin {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
-    /// use outbox::{Cx, Event, Outbox};
+    /// use outbox::{Context, Event, Outbox};
     ///
     /// let outbox = Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
-    /// let relay = outbox.multi_node().on_type("order.placed", async |_: Cx| { /* … */ }).start().await?;
+    /// let relay = outbox.multi_node().on_type("order.placed", async |_: Context| { /* … */ }).start().await?;
     /// outbox.send(Event::new("order.refunded").json(&42)).await?;
     ///
     /// let unrouted = outbox.admin().unrouted(10_000).await?;

@@ -63,7 +63,7 @@ const DEFAULT_WORKERS: usize = 64;
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let url = |name: &str| format!("sqlite:{}/{name}.db", folder.path().display());
 /// # let (acme_url, globex_url) = (url("acme"), url("globex"));
-/// use outbox::{Cx, Event, Fleet, Outbox};
+/// use outbox::{Context, Event, Fleet, Outbox};
 ///
 /// let fleet = Fleet::builder()
 ///     .database("acme", acme_url)                       // sqlite:…, postgres://…, mysql://…
@@ -73,7 +73,7 @@ const DEFAULT_WORKERS: usize = 64;
 ///     .open()
 ///     .await?;
 ///
-/// let relay = fleet.multi_node().on_type("greeting", async |cx: Cx| println!("{}", cx.id())).start().await?;
+/// let relay = fleet.multi_node().on_type("greeting", async |cx: Context| println!("{}", cx.id())).start().await?;
 ///
 /// let outbox: Outbox<sqlx::Sqlite> = fleet.outbox("acme")?;
 /// outbox.send(Event::new("greeting").json(&"hello")).await?;

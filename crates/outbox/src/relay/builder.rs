@@ -16,7 +16,7 @@ use crate::destination::{Destination, Router};
 use crate::error::{Error, Result};
 use crate::event::{AggregateType, EventType, GLOBAL, Message};
 use crate::handler::{
-    Cx, Handler, Interceptor, IntoOutcome, RawFn, TxFn, TxHandler, TypedFn, TypedTxFn, Unrouted,
+    Context, Handler, Interceptor, IntoOutcome, RawFn, TxFn, TxHandler, TypedFn, TypedTxFn, Unrouted,
 };
 use crate::log::{PacingSettings, Subscription};
 #[cfg(feature = "settings")]
@@ -414,13 +414,13 @@ impl<S> RelayBuilder<S> {
     }
 
     /// Handles a [`Message`] with an async function:
-    /// `async fn bill(order: OrderPlaced, cx: Cx) -> Handled`.
+    /// `async fn bill(order: OrderPlaced, cx: Context) -> Handled`.
     ///
     /// A message that names no aggregate type is handled whatever aggregate its events belong to.
     pub fn on<M, F, Fut>(self, handler: F) -> Self
     where
         M: Message,
-        F: Fn(M, Cx) -> Fut + Send + Sync + 'static,
+        F: Fn(M, Context) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
         self.handler(M::AGGREGATE_TYPE, M::TYPE, TypedFn(handler, PhantomData))
@@ -430,7 +430,7 @@ impl<S> RelayBuilder<S> {
     /// event.
     pub fn on_type<F, Fut>(self, event_type: impl Into<EventType>, handler: F) -> Self
     where
-        F: Fn(Cx) -> Fut + Send + Sync + 'static,
+        F: Fn(Context) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
         self.handler(GLOBAL, event_type, RawFn(handler))
@@ -445,7 +445,7 @@ impl<S> RelayBuilder<S> {
         handler: F,
     ) -> Self
     where
-        F: Fn(Cx) -> Fut + Send + Sync + 'static,
+        F: Fn(Context) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
         self.handler(aggregate_type, event_type, RawFn(handler))
@@ -454,7 +454,7 @@ impl<S> RelayBuilder<S> {
     /// Handles every event that has no other handler.
     pub fn on_any<F, Fut>(self, handler: F) -> Self
     where
-        F: Fn(Cx) -> Fut + Send + Sync + 'static,
+        F: Fn(Context) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
         self.fallback(Call::Plain(Arc::new(RawFn(handler))).into())
@@ -519,7 +519,7 @@ impl<S> RelayBuilder<S> {
     }
 
     /// Handles a [`Message`] with an async function that gets a transaction:
-    /// `async fn book(amount: Booked, cx: Cx, tx: &mut Tx<'_, Postgres>) -> Handled`.
+    /// `async fn book(amount: Booked, cx: Context, tx: &mut Tx<'_, Postgres>) -> Handled`.
     ///
     /// Writes in that transaction are committed together with the settlement of the event, or not
     /// at all: they take effect exactly once, whatever crashes. Only `Done` commits; a failure, a
@@ -527,7 +527,7 @@ impl<S> RelayBuilder<S> {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
-    /// use outbox::{Cx, Handled, Message, Outbox, Tx};
+    /// use outbox::{Context, Handled, Message, Outbox, Tx};
     /// use sqlx::Sqlite;
     /// # use serde::{Deserialize, Serialize};
     ///
@@ -535,7 +535,7 @@ impl<S> RelayBuilder<S> {
     /// struct Booked { account: String, amount: i64 }
     /// impl Message for Booked { const TYPE: &'static str = "booked"; }
     ///
-    /// async fn book(booked: Booked, _: Cx, tx: &mut Tx<'_, Sqlite>) -> Handled {
+    /// async fn book(booked: Booked, _: Context, tx: &mut Tx<'_, Sqlite>) -> Handled {
     ///     sqlx::query("UPDATE account SET balance = balance + $1 WHERE name = $2")
     ///         .bind(booked.amount).bind(&booked.account).execute(&mut **tx).await?;
     ///     Ok(())
@@ -605,15 +605,15 @@ impl<S> RelayBuilder<S> {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
     /// use std::time::Duration;
-    /// use outbox::{Backoff, Cx, Outbox};
+    /// use outbox::{Backoff, Context, Outbox};
     ///
     /// let outbox = Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
     /// let relay = outbox.single_node()
-    ///     .on_type("email.send", async |_: Cx| { /* … */ })
+    ///     .on_type("email.send", async |_: Context| { /* … */ })
     ///         .with_retry(Backoff::default().max_attempts(3))
     ///         .with_timeout(Duration::from_secs(10))
-    ///     .on_any(async |_: Cx| { /* … */ })
+    ///     .on_any(async |_: Context| { /* … */ })
     ///         .with_retry(Backoff::never())
     ///     .start().await?;
     /// # relay.stop().await?;

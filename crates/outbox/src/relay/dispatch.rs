@@ -23,7 +23,7 @@ use crate::destination::{Breaker, Destination, Router};
 use crate::error::Error;
 use crate::escape::Escaped;
 use crate::event::{Event, EventType};
-use crate::handler::{Cx, Failure, Handler, Interceptor, Outcome, Unrouted, no_handler, split_detail};
+use crate::handler::{Context, Failure, Handler, Interceptor, Outcome, Unrouted, no_handler, split_detail};
 use crate::join;
 use crate::log::Outgoing;
 use crate::poison::{self, Admission, Admitted};
@@ -285,7 +285,7 @@ struct FailingHandler(Failure);
 
 #[async_trait]
 impl Handler for FailingHandler {
-    async fn handle(&self, _: Cx) -> Result<Outcome, Failure> {
+    async fn handle(&self, _: Context) -> Result<Outcome, Failure> {
         Err(self.0.clone())
     }
 }
@@ -542,7 +542,7 @@ async fn count_start(engine: &Engine, job: &Job) -> Admission {
 
 /// Runs interceptors and the handler.
 async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> TxOutcome {
-    let cx = Cx::new(&job.delivery, engine.node(), &engine.store_name);
+    let cx = Context::new(&job.delivery, engine.node(), &engine.store_name);
     let (entered, refused) = before(&engine.routes.interceptors, &cx);
     let outcome = match (refused, route) {
         (Some(failure), _) => TxOutcome::Returned(Err(failure)),
@@ -568,7 +568,7 @@ async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> TxOutcome {
 
 /// Calls the interceptors before an event. Returns how many were called, and the failure of one
 /// that refused the event.
-pub(super) fn before(interceptors: &[Arc<dyn Interceptor>], cx: &Cx) -> (usize, Option<Failure>) {
+pub(super) fn before(interceptors: &[Arc<dyn Interceptor>], cx: &Context) -> (usize, Option<Failure>) {
     for (entered, interceptor) in interceptors.iter().enumerate() {
         let before = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.before(cx)));
         if let Err(failure) = before.unwrap_or_else(|panic| Err(panicked("an interceptor", &*panic))) {
@@ -579,7 +579,7 @@ pub(super) fn before(interceptors: &[Arc<dyn Interceptor>], cx: &Cx) -> (usize, 
 }
 
 /// Calls those interceptors that were called before the event, with its result.
-pub(super) fn after(engine: &Engine, cx: &Cx, entered: usize, result: &Result<Outcome, Failure>) {
+pub(super) fn after(engine: &Engine, cx: &Context, entered: usize, result: &Result<Outcome, Failure>) {
     for interceptor in engine.routes.interceptors[..entered].iter().rev() {
         let after = std::panic::catch_unwind(AssertUnwindSafe(|| interceptor.after(cx, result)));
         if let Err(panic) = after {
@@ -589,7 +589,7 @@ pub(super) fn after(engine: &Engine, cx: &Cx, entered: usize, result: &Result<Ou
     }
 }
 
-async fn run(engine: &Engine, job: &Job, route: &Route, cx: Cx) -> TxOutcome {
+async fn run(engine: &Engine, job: &Job, route: &Route, cx: Context) -> TxOutcome {
     let limit = route.timeout.unwrap_or(engine.settings.handler_timeout);
     // Log lines of a handler belong to its event's span.
     let span = tracing::info_span!(

@@ -21,7 +21,7 @@ use super::settle::{EventVerdict, SettleRequest};
 use super::{Engine, Job};
 use crate::destination::{Breaker, BreakerDecision, BreakerPhase, Destination, Probe};
 use crate::event::{Event, EventId, EventType};
-use crate::handler::{Cx, Failure, Interceptor, Outcome};
+use crate::handler::{Context, Failure, Interceptor, Outcome};
 use crate::log::{EventResult, Outgoing, PublishError};
 use crate::poison::Admitted;
 use crate::retry::Backoff;
@@ -61,7 +61,7 @@ impl Sent {
         match self {
             Sent::Done => Ok(Outcome::Done),
             Sent::Failed(failure) => Err(failure),
-            Sent::NotAttempted | Sent::Unavailable => Ok(Outcome::RetryAfter(SNOOZE.0)),
+            Sent::NotAttempted | Sent::Unavailable => Ok(Outcome::Snooze(SNOOZE.0)),
         }
     }
 }
@@ -140,7 +140,7 @@ impl PublishBatch {
         let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(self.jobs.len());
         let mut stopped: HashSet<&str> = HashSet::new();
         let mut sending: Vec<(usize, Outgoing)> = Vec::with_capacity(self.jobs.len());
-        let mut entered: HashMap<usize, (Cx, usize)> = HashMap::new();
+        let mut entered: HashMap<usize, (Context, usize)> = HashMap::new();
         let mut running = RunningSuspects::new(engine);
         for (index, job) in self.jobs.iter().enumerate() {
             let key = job.delivery.event.ordering_key();
@@ -195,14 +195,14 @@ impl PublishBatch {
         engine: &Engine,
         to: &Destination,
         index: usize,
-        entered: &mut HashMap<usize, (Cx, usize)>,
+        entered: &mut HashMap<usize, (Context, usize)>,
     ) -> Option<Verdict> {
         let interceptors: &[Arc<dyn Interceptor>] = &engine.routes.interceptors;
         if interceptors.is_empty() {
             return None;
         }
         let job = &self.jobs[index];
-        let cx = Cx::new(&job.delivery, engine.node(), &engine.store_name);
+        let cx = Context::new(&job.delivery, engine.node(), &engine.store_name);
         let (count, refused) = before(interceptors, &cx);
         let Some(failure) = refused else {
             entered.insert(index, (cx, count));

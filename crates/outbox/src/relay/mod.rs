@@ -219,11 +219,11 @@ impl Engine {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
-/// use outbox::{Cx, Event, Outbox};
+/// use outbox::{Context, Event, Outbox};
 ///
 /// let outbox = Outbox::sqlite(":memory:").await?;
 /// outbox.migrate().await?;
-/// let relay = outbox.single_node().on_type("greeting", async |cx: Cx| println!("{}", cx.id())).start().await?;
+/// let relay = outbox.single_node().on_type("greeting", async |cx: Context| println!("{}", cx.id())).start().await?;
 /// outbox.send(Event::new("greeting").json(&"hello")).await?;
 /// relay.stop().await?;
 /// # Ok(()) }

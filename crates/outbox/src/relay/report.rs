@@ -14,7 +14,7 @@ use super::Engine;
 use crate::error::Error;
 use crate::escape::Escaped;
 use crate::event::EventId;
-use crate::handler::{Cx, Failure, Outcome};
+use crate::handler::{Context, Failure, Outcome};
 use crate::join::{JoinError, JoinId, REPORT_TIMEOUT, Report, Step};
 use crate::store::{JoinCommand, JoinMember};
 
@@ -25,7 +25,7 @@ const SOONEST: Duration = Duration::from_secs(5);
 const LATEST: Duration = Duration::from_secs(600);
 
 /// Verifies a report and delivers it to the join.
-pub(super) async fn deliver(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure> {
+pub(super) async fn deliver(engine: &Engine, cx: &Context) -> Result<Outcome, Failure> {
     let report: Report = match cx.payload() {
         Ok(report) => report,
         Err(_) => return Err(Failure::dead("forged join report: the payload is not a report")),
@@ -62,7 +62,7 @@ pub(super) async fn deliver(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure
         }
         let (store, event) = (engine.name(), cx.id());
         tracing::warn!(store, event = %Escaped(event), home, join = %Escaped(&join), "the join's database is unknown to this relay: the relay of a fleet that has it delivers the report");
-        return Ok(Outcome::RetryAfter(pause(age)));
+        return Ok(Outcome::Snooze(pause(age)));
     };
     let act = JoinCommand::Report { join, step, became };
     match store.join(&act).await {
@@ -80,13 +80,13 @@ pub(super) async fn deliver(engine: &Engine, cx: &Cx) -> Result<Outcome, Failure
         Err(error @ Error::Join(_)) if age > REPORT_TIMEOUT => Err(Failure::dead(error)),
         Err(error) => {
             tracing::warn!(store = engine.name(), event = %Escaped(cx.id()), home, %error, "could not report a step to its join");
-            Ok(Outcome::RetryAfter(pause(age)))
+            Ok(Outcome::Snooze(pause(age)))
         }
     }
 }
 
 /// Time since the database stored the report. `occurred_at` does not count: any writer can set it.
-fn age(cx: &Cx) -> Duration {
+fn age(cx: &Context) -> Duration {
     let created_at = cx.created_at().unwrap_or_else(chrono::Utc::now);
     (chrono::Utc::now() - created_at).to_std().unwrap_or_default()
 }
@@ -96,12 +96,12 @@ fn age(cx: &Cx) -> Duration {
 /// or a pool that closes while the relay stops must not dead-letter a genuine report.
 fn unverified(error: &Error, age: Duration) -> Result<Outcome, Failure> {
     if error.is_transient() {
-        return Ok(Outcome::RetryAfter(SOONEST));
+        return Ok(Outcome::Snooze(SOONEST));
     }
     if age > REPORT_TIMEOUT {
         return Err(Failure::dead(format!("the join report could not be verified for a day: {error}")));
     }
-    Ok(Outcome::RetryAfter(pause(age)))
+    Ok(Outcome::Snooze(pause(age)))
 }
 
 fn pause(age: Duration) -> Duration {
@@ -168,10 +168,10 @@ mod tests {
         let (young, old) = (Duration::from_secs(60), REPORT_TIMEOUT + Duration::from_secs(1));
         let away = Error::Unavailable { store: "acme".to_owned(), reason: "no answer".to_owned() };
         for age in [young, old] {
-            assert_eq!(unverified(&away, age), Ok(Outcome::RetryAfter(SOONEST)));
+            assert_eq!(unverified(&away, age), Ok(Outcome::Snooze(SOONEST)));
         }
         let closed = Error::from(sqlx::Error::PoolClosed);
-        assert_eq!(unverified(&closed, young), Ok(Outcome::RetryAfter(young)));
+        assert_eq!(unverified(&closed, young), Ok(Outcome::Snooze(young)));
         assert!(unverified(&closed, old).is_err_and(|failure| failure.is_dead()));
     }
 

@@ -15,7 +15,7 @@ use super::dispatch::{HANDLER, guarded};
 use super::in_flight::{Fence, InFlight};
 use crate::error::Error;
 use crate::escape::Escaped;
-use crate::handler::{Cx, Failure, Outcome, TxHandler};
+use crate::handler::{Context, Failure, Outcome, TxHandler};
 use crate::outbox::Outbox;
 use crate::sql::Database;
 use crate::store::{Completion, Holder, Settled, Settlement};
@@ -37,7 +37,12 @@ pub(crate) trait TxDispatch: Send + Sync {
     fn check_compatible(&self, outbox: Option<&ErasedOutbox>) -> Option<Error>;
 
     /// Handles and settles.
-    async fn run(&self, outbox: Option<&ErasedOutbox>, cx: Cx, settling: &SettleOnCommit<'_>) -> TxOutcome;
+    async fn run(
+        &self,
+        outbox: Option<&ErasedOutbox>,
+        cx: Context,
+        settling: &SettleOnCommit<'_>,
+    ) -> TxOutcome;
 }
 
 /// How the transaction settles the event.
@@ -120,7 +125,12 @@ impl<DB: Database> TxDispatch for Transactional<DB> {
         })
     }
 
-    async fn run(&self, outbox: Option<&ErasedOutbox>, cx: Cx, settling: &SettleOnCommit<'_>) -> TxOutcome {
+    async fn run(
+        &self,
+        outbox: Option<&ErasedOutbox>,
+        cx: Context,
+        settling: &SettleOnCommit<'_>,
+    ) -> TxOutcome {
         let Some(outbox) = outbox.and_then(|outbox| outbox.downcast_ref::<Outbox<DB>>()) else {
             let wanted = format!(
                 "the handler needs a transaction of {}, but the event is in another database",
@@ -154,7 +164,7 @@ impl<DB: Database> TxDispatch for Transactional<DB> {
             Some(limit) => tokio::time::timeout(limit, finished).await.unwrap_or_else(|_| {
                 let (store, event) = (settling.store, &settling.settlement.id);
                 tracing::warn!(store, event = %Escaped(event), "no answer to a commit within {limit:?}: the event is redelivered if it was not committed");
-                TxOutcome::Returned(Ok(Outcome::RetryAfter(DATABASE_RETRY)))
+                TxOutcome::Returned(Ok(Outcome::Snooze(DATABASE_RETRY)))
             }),
         }
     }
@@ -176,7 +186,7 @@ fn classify(settling: &SettleOnCommit<'_>, what: &str, error: &Error) -> TxOutco
     if error.is_transient() {
         let (store, event) = (settling.store, &settling.settlement.id);
         tracing::warn!(store, event = %Escaped(event), %error, "could not {what}: the event is redelivered");
-        return TxOutcome::Returned(Ok(Outcome::RetryAfter(DATABASE_RETRY)));
+        return TxOutcome::Returned(Ok(Outcome::Snooze(DATABASE_RETRY)));
     }
     TxOutcome::Returned(Err(Failure::retry(format!("could not {what}: {error}"))))
 }

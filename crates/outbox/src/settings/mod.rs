@@ -10,7 +10,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use outbox::settings::{Mode, Settings};
-//! use outbox::{Cx, Event};
+//! use outbox::{Context, Event};
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("outbox.toml");
@@ -30,7 +30,7 @@
 //! let settings = Settings::from_file(&path)?;          // OUTBOX_RETRY_MAX_ATTEMPTS=5 overrides the file
 //! assert_eq!(settings.mode(), Mode::SingleNode);
 //! let outbox = settings.sqlite().await?;               // or postgres(), mysql()
-//! let relay = outbox.relay(&settings).on_type("order.placed", async |_: Cx| { /* … */ }).start().await?;
+//! let relay = outbox.relay(&settings).on_type("order.placed", async |_: Context| { /* … */ }).start().await?;
 //! outbox.send(Event::new("order.placed").json(&42)).await?;
 //! relay.stop().await?;
 //! # Ok(()) }

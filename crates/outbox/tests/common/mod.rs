@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use outbox::store::{Status, StoredEvent};
 use outbox::{
-    Clock, Cx, Database, Event, EventBuilder, EventId, Failure, FrozenClock, Outbox, OutboxBuilder, Outcome,
+    Clock, Context, Database, Event, EventBuilder, EventId, Failure, FrozenClock, Outbox, OutboxBuilder,
+    Outcome,
 };
 use sqlx::{MySql, Postgres, Sqlite};
 use tokio::sync::{Semaphore, watch};
@@ -285,7 +286,7 @@ impl Default for Seen {
 
 impl Seen {
     /// Records a call.
-    pub fn record(&self, cx: &Cx) {
+    pub fn record(&self, cx: &Context) {
         let call = Call {
             id: cx.id().clone(),
             number: cx.payload().unwrap_or(u64::MAX),
@@ -299,13 +300,13 @@ impl Seen {
 
     /// Records a call that takes this long, and fails the test if the same event is being handled
     /// already.
-    pub async fn record_for(&self, cx: &Cx, time: Duration) {
+    pub async fn record_for(&self, cx: &Context, time: Duration) {
         let _running = self.enter(cx);
         self.record(cx);
         tokio::time::sleep(time).await;
     }
 
-    fn enter(&self, cx: &Cx) -> impl Drop + use<> {
+    fn enter(&self, cx: &Context) -> impl Drop + use<> {
         struct Leave(Seen, EventId);
         impl Drop for Leave {
             fn drop(&mut self) {
@@ -330,12 +331,12 @@ impl Seen {
     }
 
     /// A handler that records its calls.
-    pub fn handler(&self) -> impl Fn(Cx) -> HandlerFuture + Send + Sync + 'static {
+    pub fn handler(&self) -> impl Fn(Context) -> HandlerFuture + Send + Sync + 'static {
         self.returning(|_| Ok(Outcome::Done))
     }
 
     /// A handler that records its calls and takes this long.
-    pub fn taking(&self, time: Duration) -> impl Fn(Cx) -> HandlerFuture + Send + Sync + 'static {
+    pub fn taking(&self, time: Duration) -> impl Fn(Context) -> HandlerFuture + Send + Sync + 'static {
         let seen = self.clone();
         move |cx| {
             let seen = seen.clone();
@@ -349,8 +350,8 @@ impl Seen {
     /// A handler that records its calls and returns the result of this function.
     pub fn returning(
         &self,
-        result: impl Fn(&Cx) -> Result<Outcome, Failure> + Send + Sync + 'static,
-    ) -> impl Fn(Cx) -> HandlerFuture + Send + Sync + 'static {
+        result: impl Fn(&Context) -> Result<Outcome, Failure> + Send + Sync + 'static,
+    ) -> impl Fn(Context) -> HandlerFuture + Send + Sync + 'static {
         let seen = self.clone();
         move |cx| {
             seen.record(&cx);
@@ -360,7 +361,7 @@ impl Seen {
     }
 
     /// A handler that records its calls and waits until the gate is opened.
-    pub fn behind(&self, gate: &Gate) -> impl Fn(Cx) -> HandlerFuture + Send + Sync + 'static {
+    pub fn behind(&self, gate: &Gate) -> impl Fn(Context) -> HandlerFuture + Send + Sync + 'static {
         let (seen, gate) = (self.clone(), gate.clone());
         move |cx| {
             let (seen, gate) = (seen.clone(), gate.clone());
