@@ -76,7 +76,7 @@ mod tests {
         for fault in Fault::ALL {
             assert_eq!(steps.iter().any(|step| step.fault == fault), fault.is_scheduled(), "{fault}");
         }
-        assert!(steps.windows(2).all(|pair| pair[0].at < pair[1].at));
+        assert!(steps.windows(2).all(|subscription| subscription[0].at < subscription[1].at));
         assert!(plan(1, MINUTE, &[Fault::Cut]).iter().all(|step| step.fault == Fault::Cut));
         assert!(plan(1, MINUTE, &[Fault::Panic]).is_empty());
     }

@@ -182,8 +182,11 @@ pub async fn positions<DB: TestDatabase>(
     prefix: &str,
 ) -> Result<Vec<(String, i64)>> {
     let (outbox, _) = open::<DB>(url, arena, prefix).await?;
-    let pairs = outbox.log_admin().pairs().await?;
-    Ok(pairs.into_iter().map(|pair| (pair.id.publisher().to_owned(), pair.position.get())).collect())
+    let subscriptions = outbox.log_admin().subscriptions().await?;
+    Ok(subscriptions
+        .into_iter()
+        .map(|subscription| (subscription.id.publisher().to_owned(), subscription.position.get()))
+        .collect())
 }
 
 /// The process name of an arena's leader.

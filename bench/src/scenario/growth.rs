@@ -145,7 +145,7 @@ async fn claims(outbox: &Outbox<Postgres>) -> anyhow::Result<f64> {
             probe: None,
             destinations: Default::default(),
             held_up_to: HashMap::new(),
-            together: true,
+            group_lease: true,
             max_bytes: usize::MAX,
             by_aggregate: false,
         };

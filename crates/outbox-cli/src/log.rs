@@ -199,7 +199,7 @@ pub(crate) fn event_log(target: &Target) -> Result<&dyn LogStore> {
 /// Reads the last position of the log, and all subscriptions.
 pub(crate) async fn subscriptions(target: &Target) -> Result<(Position, Vec<SubscriptionView>)> {
     let log = event_log(target)?;
-    let subscriptions = log.pairs().await.map_err(|error| target.explain(error))?;
+    let subscriptions = log.subscriptions().await.map_err(|error| target.explain(error))?;
     // The head is read last: if a subscription moves meanwhile, its lag is shown too large, not too
     // small.
     let head = log.head().await.map_err(|error| target.explain(error))?;
@@ -348,7 +348,7 @@ async fn reset(options: LogResetArgs) -> Result<ExitCode> {
     let to = ResetTarget::parse(&options.to)?;
     let target = options.tables.open().await?;
     let (admin, topic, publisher) = (target.log_admin(), options.topic.as_str(), options.publisher.as_str());
-    let before = match admin.pair(topic, publisher).await {
+    let before = match admin.subscription(topic, publisher).await {
         Ok(subscription) => subscription.position,
         Err(error) => return not_found(&target, error),
     };

@@ -121,7 +121,7 @@ struct Holdings {
 
 impl Holdings {
     async fn of(target: &Target) -> Result<Self> {
-        let request = PageRequest { limit: SCAN_LIMIT, look_at: SCAN_LIMIT, ..PageRequest::default() };
+        let request = PageRequest { limit: SCAN_LIMIT, scan_limit: SCAN_LIMIT, ..PageRequest::default() };
         let page = target.store.page(&request).await.map_err(|error| target.explain(error))?;
         let mut events = BTreeMap::new();
         for (holder, _) in page.rows.into_iter().filter_map(|row| row.lease) {

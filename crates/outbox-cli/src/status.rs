@@ -81,7 +81,7 @@ struct CurrentState {
 #[derive(Serialize)]
 struct LogView {
     head: i64,
-    pairs: Vec<SubscriptionView>,
+    subscriptions: Vec<SubscriptionView>,
 }
 
 #[derive(Serialize)]
@@ -116,9 +116,9 @@ async fn now(target: &Target) -> Result<CurrentState> {
     let leader = target.store.leader(EXCLUSIVE).await.map_err(explain)?;
     let relays = target.store.nodes().await.map_err(explain)?.into_iter().map(RelayView::from).collect();
     let unrouted = target.store.unrouted(SCAN_LIMIT).await.map_err(explain)?;
-    let (head, pairs) = subscriptions(target).await?;
+    let (head, subscriptions) = subscriptions(target).await?;
     let oldest_due_ms = oldest_due.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-    let log = LogView { head: head.get(), pairs };
+    let log = LogView { head: head.get(), subscriptions };
     Ok(CurrentState { pending, free, oldest_due_ms, leader, relays, unrouted, log })
 }
 
@@ -184,7 +184,7 @@ fn footer(now: &CurrentState, output: Output) -> String {
         None => String::new(),
     };
     let relays = relays::lines(&now.relays, output);
-    let log = match (&now.log.pairs[..], now.log.head) {
+    let log = match (&now.log.subscriptions[..], now.log.head) {
         ([], 0) => "Log      empty".to_owned(),
         ([], head) => format!("Log      ends at position {head}; no publisher"),
         (subscriptions, head) => {

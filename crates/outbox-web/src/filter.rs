@@ -110,7 +110,7 @@ pub(crate) async fn count(
         status_group,
         filter: filter.clone(),
         limit: PAGE,
-        look_at: SCAN_LIMIT,
+        scan_limit: SCAN_LIMIT,
         ..PageRequest::default()
     };
     let mut count = 0;

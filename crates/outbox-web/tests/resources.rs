@@ -48,7 +48,7 @@ async fn the_overview_counts_pending_and_dead_events() {
         assert_eq!(server.read("/api/outbox/overview?history=true").await["history"], json!([]));
         let dead = server.read("/api/outbox/dead/types").await;
         assert_eq!(
-            (&dead["types"][0]["event_type"], &dead["looked_at"]),
+            (&dead["types"][0]["event_type"], &dead["scanned"]),
             (&json!("bill"), &json!(1)),
             "{dead}"
         );
@@ -248,7 +248,7 @@ async fn a_blocked_key_continues_when_its_head_is_replayed_or_skipped() {
         let keys = server.read("/api/outbox/keys?limit=10").await;
         let blocked = &keys["keys"][0];
         assert_eq!((&blocked["key"], &blocked["head"]["id"]), (&json!(key), &json!(head.as_str())), "{keys}");
-        assert_eq!((&blocked["behind"]["count"], &keys["more"]), (&json!(3), &json!(false)), "{keys}");
+        assert_eq!((&blocked["waiting"]["count"], &keys["more"]), (&json!(3), &json!(false)), "{keys}");
         let path = "/api/outbox/keys/order%2F7%20%C3%A4";
         let replayed = server.post(&format!("{path}/replay"), json!({})).await;
         assert_eq!(
@@ -449,9 +449,9 @@ async fn a_payload_that_is_too_large_is_rejected_with_its_size() {
 async fn publishers_are_shown_paused_resumed_and_reset() {
     on_all_databases!(server, {
         let log = server.store.log().unwrap();
-        let pairs =
+        let subscriptions =
             ["wallet-events", "audit"].map(|topic| (SubscriptionId::new(topic, "KafkaPublisher"), false));
-        log.register(&pairs).await.unwrap();
+        log.register(&subscriptions).await.unwrap();
         let append = Event::new("DepositMade").tag("wallet", "w1").json(&1).build().unwrap();
         let _ = log.append(&[append], &Default::default()).await.unwrap();
 
@@ -474,7 +474,7 @@ async fn publishers_are_shown_paused_resumed_and_reset() {
 
         let statuses = async || {
             let one = server.read("/api/outbox/publishers/KafkaPublisher").await;
-            let of = |pair: &Value| pair["status"].as_str().unwrap().to_owned();
+            let of = |subscription: &Value| subscription["status"].as_str().unwrap().to_owned();
             one["topics"].as_array().unwrap().iter().map(of).collect::<Vec<_>>()
         };
         let post_action = async |path: &str| {

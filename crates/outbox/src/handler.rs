@@ -343,8 +343,8 @@ pub trait TxHandler<DB: Database>: Send + Sync + 'static {
 }
 
 /// An async function of a message and a transaction:
-/// `async fn book(m: Booked, cx: Context, tx: &mut Tx<'_, Postgres>)`. Implemented by all functions of
-/// this form.
+/// `async fn book(m: Booked, cx: Context, tx: &mut Tx<'_, Postgres>)`. Implemented by all functions
+/// of this form.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a handler in a transaction",
     label = "not an async function of a message, a `Context` and a `&mut Tx`",

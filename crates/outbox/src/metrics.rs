@@ -120,20 +120,20 @@ impl<'a> SubscriptionMetrics<'a> {
         Self { prefix, store }
     }
 
-    fn labels(&self, pair: &SubscriptionId) -> [(&'static str, String); 3] {
+    fn labels(&self, subscription: &SubscriptionId) -> [(&'static str, String); 3] {
         let SubscriptionMetrics { store, .. } = self;
         [
             ("store", (*store).to_owned()),
-            ("topic", pair.topic().to_owned()),
-            ("publisher", pair.publisher().to_owned()),
+            ("topic", subscription.topic().to_owned()),
+            ("publisher", subscription.publisher().to_owned()),
         ]
     }
 
-    pub(crate) fn counter(&self, name: &str, pair: &SubscriptionId) -> Counter {
-        counter!(format!("{}.{name}", self.prefix), &self.labels(pair))
+    pub(crate) fn counter(&self, name: &str, subscription: &SubscriptionId) -> Counter {
+        counter!(format!("{}.{name}", self.prefix), &self.labels(subscription))
     }
 
-    pub(crate) fn gauge(&self, name: &str, pair: &SubscriptionId) -> Gauge {
-        gauge!(format!("{}.{name}", self.prefix), &self.labels(pair))
+    pub(crate) fn gauge(&self, name: &str, subscription: &SubscriptionId) -> Gauge {
+        gauge!(format!("{}.{name}", self.prefix), &self.labels(subscription))
     }
 }

@@ -73,8 +73,8 @@ pub trait Store: AdminStore + fmt::Debug {
     ) -> Result<Settled>;
 
     /// Renews leases. Returns the ids that are still held; the other leases were lost. Events that
-    /// were taken under a [group lease](Take::together) are renewed as a whole, so the result may
-    /// contain an event that was deleted in the meantime.
+    /// were taken under a [group lease](Take::group_lease) are renewed as a whole, so the result
+    /// may contain an event that was deleted in the meantime.
     async fn extend(
         &self,
         owner: &NodeId,
@@ -383,7 +383,7 @@ pub struct Take {
     /// Whether events may share a group lease, which is far cheaper on a database that supports it.
     /// Only this store instance, and no other with the same owner, can then settle and extend the
     /// events it took.
-    pub together: bool,
+    pub group_lease: bool,
     /// Maximum number of bytes of events to take. The first event is taken whatever its size.
     pub max_bytes: usize,
     /// Leaves out, and [counts](Taken::unkeyed), events with an aggregate id and without a key.
@@ -412,9 +412,9 @@ impl KeyQueueId {
 pub struct KeyProgress {
     /// Sequence number of the newest event held.
     pub seq: i64,
-    /// Whether all held events were taken under a [group lease](Take::together). A dead event
+    /// Whether all held events were taken under a [group lease](Take::group_lease). A dead event
     /// before the newest that is replayed in the meantime may then be skipped.
-    pub together: bool,
+    pub group_lease: bool,
 }
 
 /// Where [`Store::take`] starts to read.
@@ -456,7 +456,7 @@ pub struct Taken {
     /// key yet: [`Store::order_by_aggregate`] gives them one.
     pub unkeyed: usize,
     /// Keys with due events that were skipped because an earlier event of the key blocks them.
-    pub behind: Vec<Arc<str>>,
+    pub blocked_keys: Vec<Arc<str>>,
     /// Types of the skipped events and of the events that block them.
     pub skipped_types: BTreeSet<String>,
 }

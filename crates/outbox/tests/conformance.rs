@@ -62,7 +62,7 @@ mod sql {
             probe: None,
             destinations: Default::default(),
             held_up_to: Default::default(),
-            together: false,
+            group_lease: false,
             max_bytes: usize::MAX,
             by_aggregate: false,
         };
@@ -119,13 +119,14 @@ mod sql {
         let store = harness.store(options).await;
         store.migrate().await.unwrap();
         let log = store.log().unwrap();
-        let pairs = ["KafkaPublisher", "other"]
+        let subscriptions = ["KafkaPublisher", "other"]
             .map(|publisher| (SubscriptionId::new("wallet-events", publisher), false));
-        log.register(&pairs).await.unwrap();
+        log.register(&subscriptions).await.unwrap();
         let node = NodeId::from("n");
-        let led = log.claim(&node, Duration::from_secs(60), &[pairs[0].0.clone()]).await.unwrap().remove(0);
+        let led =
+            log.claim(&node, Duration::from_secs(60), &[subscriptions[0].0.clone()]).await.unwrap().remove(0);
         let failed = ProgressUpdate {
-            pair: led.id,
+            subscription: led.id,
             epoch: led.epoch,
             from: led.position,
             to: led.position,
@@ -143,7 +144,7 @@ mod sql {
             WHERE publisher = 'KafkaPublisher';"
             ))
             .await;
-        let paused = log.pairs().await.unwrap();
+        let paused = log.subscriptions().await.unwrap();
         assert_eq!((paused[0].status, paused[0].error_count), (SubscriptionStatus::Paused, 5));
         harness
             .run(&format!(
@@ -153,9 +154,9 @@ mod sql {
             WHERE publisher = 'KafkaPublisher';"
             ))
             .await;
-        for pair in log.pairs().await.unwrap() {
+        for subscription in log.subscriptions().await.unwrap() {
             assert_eq!(
-                (pair.status, pair.error_count, pair.last_error),
+                (subscription.status, subscription.error_count, subscription.last_error),
                 (SubscriptionStatus::Active, 0, None)
             );
         }

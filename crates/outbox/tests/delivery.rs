@@ -362,7 +362,7 @@ on_every_database! {
                 probe: None,
                 destinations: Default::default(),
                 held_up_to: Default::default(),
-                together: false,
+                group_lease: false,
                 max_bytes: usize::MAX,
                 by_aggregate: false,
             };

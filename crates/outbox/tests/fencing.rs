@@ -48,7 +48,7 @@ async fn a_takeover_waits_for_a_settlement_that_has_checked_its_epoch<C>(
         probe: None,
         destinations: Default::default(),
         held_up_to: std::collections::HashMap::new(),
-        together: false,
+        group_lease: false,
         max_bytes: usize::MAX,
         by_aggregate: false,
     };

@@ -37,7 +37,7 @@ fn everything(by: Holder) -> Take {
         probe: None,
         destinations: Default::default(),
         held_up_to: HashMap::new(),
-        together: true,
+        group_lease: true,
         max_bytes: usize::MAX,
         by_aggregate: false,
     }
@@ -49,7 +49,7 @@ async fn take(store: &SharedStore, owner: &str) -> Vec<Delivery> {
 
 /// Takes for a relay that holds these events of the key already, all by group leases.
 async fn take_after(store: &SharedStore, owner: &str, held: &[Delivery]) -> Vec<Delivery> {
-    let reach = held.iter().filter_map(|d| d.seq).max().map(|seq| KeyProgress { seq, together: true });
+    let reach = held.iter().filter_map(|d| d.seq).max().map(|seq| KeyProgress { seq, group_lease: true });
     let held_up_to = reach.map(|reach| (KeyQueueId::of_key("key"), reach)).into_iter().collect();
     let take = Take { held_up_to, ..everything(by(owner)) };
     store.take(&take).await.unwrap().deliveries

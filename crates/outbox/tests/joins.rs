@@ -166,11 +166,11 @@ on_every_database! {
         let mut tx = db.outbox.begin().await.unwrap();
         let step = db.outbox.write(&mut tx, numbered("step", 1)).await.unwrap().unwrap();
         let mut joins_in = db.outbox.joins_in(&mut tx);
-        let together = joins_in.start(NewJoin::of(1)).await.unwrap().id;
+        let group_lease = joins_in.start(NewJoin::of(1)).await.unwrap().id;
         for _ in 0..2 {
-            joins_in.attach(&together, &step).await.unwrap();
+            joins_in.attach(&group_lease, &step).await.unwrap();
             joins_in.attach_all(&alone, [&step, &step]).await.unwrap();
-            joins_in.wait(&together, JoinWait::new().then(then(2))).await.unwrap();
+            joins_in.wait(&group_lease, JoinWait::new().then(then(2))).await.unwrap();
         }
         tx.commit().await.unwrap();
         follow_ups.reach(2).await;

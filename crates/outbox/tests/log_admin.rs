@@ -15,8 +15,8 @@ const SEC: Duration = Duration::from_secs(1);
 /// Registers the pairs of two topics, and appends this many events.
 async fn prepare(store: &SharedStore, events: u64) {
     let log = log(store);
-    let pairs = [("t", "kafka"), ("t", "log"), ("u", "kafka")];
-    log.register(&pairs.map(|(topic, publisher)| (SubscriptionId::new(topic, publisher), false)))
+    let subscriptions = [("t", "kafka"), ("t", "log"), ("u", "kafka")];
+    log.register(&subscriptions.map(|(topic, publisher)| (SubscriptionId::new(topic, publisher), false)))
         .await
         .unwrap();
     append(store, events).await;
@@ -35,16 +35,20 @@ fn log(store: &SharedStore) -> &dyn LogStore {
 }
 
 /// Leads a pair and moves it to a position, as a relay would. Returns its state before that.
-async fn publish_up_to(store: &SharedStore, pair: &SubscriptionId, to: Position) -> SubscriptionState {
+async fn publish_up_to(
+    store: &SharedStore,
+    subscription: &SubscriptionId,
+    to: Position,
+) -> SubscriptionState {
     let node = NodeId::from("n");
-    let led = log(store).claim(&node, SEC, std::slice::from_ref(pair)).await.unwrap().remove(0);
+    let led = log(store).claim(&node, SEC, std::slice::from_ref(subscription)).await.unwrap().remove(0);
     assert_eq!(log(store).save(&node, &[moving(&led, to)]).await.unwrap().len(), 1);
     led
 }
 
 fn moving(from: &SubscriptionState, to: Position) -> ProgressUpdate {
     ProgressUpdate {
-        pair: from.id.clone(),
+        subscription: from.id.clone(),
         epoch: from.epoch,
         from: from.position,
         to,
@@ -63,8 +67,8 @@ on_every_database! {
         let (admin, store) = (db.outbox.log_admin(), db.outbox.store());
         prepare(&store, 0).await;
         let statuses = async || {
-            let pairs = admin.pairs().await.unwrap();
-            pairs.iter().map(|pair| pair.status.as_str()).collect::<Vec<_>>()
+            let subscriptions = admin.subscriptions().await.unwrap();
+            subscriptions.iter().map(|subscription| subscription.status.as_str()).collect::<Vec<_>>()
         };
         assert_eq!(admin.pause("kafka").await.unwrap(), 2);
         assert_eq!(statuses().await, ["PAUSED", "ACTIVE", "PAUSED"]);
@@ -72,7 +76,7 @@ on_every_database! {
         assert_eq!(statuses().await, ["ACTIVE", "ACTIVE", "ACTIVE"]);
         admin.pause_in("u", "kafka").await.unwrap();
         assert_eq!(statuses().await, ["ACTIVE", "ACTIVE", "PAUSED"]);
-        assert_eq!(admin.pair("u", "kafka").await.unwrap().status, SubscriptionStatus::Paused);
+        assert_eq!(admin.subscription("u", "kafka").await.unwrap().status, SubscriptionStatus::Paused);
         admin.resume_in("u", "kafka").await.unwrap();
         assert_eq!(statuses().await, ["ACTIVE", "ACTIVE", "ACTIVE"]);
     }
@@ -85,7 +89,7 @@ on_every_database! {
         assert!(is_unknown(&admin.resume("kafak").await));
         assert!(is_unknown(&admin.pause_in("u", "log").await));
         assert!(is_unknown(&admin.resume_in("u", "log").await));
-        assert!(is_unknown(&admin.pair("u", "log").await));
+        assert!(is_unknown(&admin.subscription("u", "log").await));
         assert!(is_unknown(&admin.reset_to_time("u", "log", chrono::Utc::now()).await));
         let error = admin.reset("u", "log", Position::START).await.unwrap_err();
         assert_eq!(error.to_string(), r#"there is no publisher "log" of topic "u""#);
@@ -98,19 +102,19 @@ on_every_database! {
         prepare(&store, 3).await;
         let positions = append(&store, 2).await;
         let (near, head) = (positions[0], positions[1]);
-        let pair = SubscriptionId::new("t", "kafka");
-        let led = publish_up_to(&store, &pair, near).await;
+        let subscription = SubscriptionId::new("t", "kafka");
+        let led = publish_up_to(&store, &subscription, near).await;
         for position in [Position::START, head, near] {
             admin.reset("t", "kafka", position).await.unwrap();
-            assert_eq!(admin.pair("t", "kafka").await.unwrap().position, position);
+            assert_eq!(admin.subscription("t", "kafka").await.unwrap().position, position);
             let late = ProgressUpdate { from: position, ..moving(&led, head) };
             assert!(log(&store).save(&NodeId::from("n"), &[late]).await.unwrap().is_empty());
         }
         let beyond = Position::new(head.get() + 1);
         let error = admin.reset("t", "kafka", beyond).await.unwrap_err();
         assert!(matches!(error, Error::BeyondHead { position, head: end } if position == beyond && end == head));
-        assert_eq!(admin.pair("t", "kafka").await.unwrap().position, near);
-        assert_eq!(admin.pair("u", "kafka").await.unwrap().position, Position::START, "the other pairs are unchanged");
+        assert_eq!(admin.subscription("t", "kafka").await.unwrap().position, near);
+        assert_eq!(admin.subscription("u", "kafka").await.unwrap().position, Position::START, "the other pairs are unchanged");
     }
 
     async fn a_pair_is_reset_to_a_time(frozen |db|) {
@@ -127,7 +131,7 @@ on_every_database! {
         db.advance(SEC);
         for (time, position) in [(between, first), (clock.now(), last), (start, Position::START)] {
             assert_eq!(admin.reset_to_time("t", "log", time).await.unwrap(), position);
-            assert_eq!(admin.pair("t", "log").await.unwrap().position, position);
+            assert_eq!(admin.subscription("t", "log").await.unwrap().position, position);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Three processes that publish many pairs, while one after another is killed: positions never
 //! decrease, no event is lost, and no pair is without a leader for long.
 //!
-//! `OUTBOX_TEST_KILLS` and `OUTBOX_TEST_PAIRS` set the number of kills and pairs.
+//! `OUTBOX_TEST_KILLS` and `OUTBOX_TEST_SUBSCRIPTIONS` set the number of kills and subscriptions.
 
 #[path = "common/harness.rs"]
 mod harness;
@@ -59,19 +59,19 @@ async fn every_pair_is_published_although_nodes_are_killed<DB: Database>(
     url: &str,
     table: &str,
 ) {
-    let (kills, pairs) = (setting("OUTBOX_TEST_KILLS", 2), setting("OUTBOX_TEST_PAIRS", 20));
+    let (kills, subscriptions) = (setting("OUTBOX_TEST_KILLS", 2), setting("OUTBOX_TEST_SUBSCRIPTIONS", 20));
     outbox.migrate().await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let mut started = 0;
     let mut start = || {
         started += 1;
-        node(url, table, &folder.path().join(format!("{started:04}")), pairs)
+        node(url, table, &folder.path().join(format!("{started:04}")), subscriptions)
     };
     let mut nodes: Vec<ChildProcess> = (0..NODES).map(|_| start()).collect();
 
     let (stop, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let writer = tokio::spawn(write(outbox.clone(), stop.clone()));
-    let watcher = tokio::spawn(watch(outbox.clone(), pairs, over.clone()));
+    let watcher = tokio::spawn(watch(outbox.clone(), subscriptions, over.clone()));
     for _ in 0..kills {
         tokio::time::sleep(Duration::from_millis(rand::random_range(500..6_000))).await;
         nodes.remove(rand::random_range(0..NODES)).kill();
@@ -84,7 +84,14 @@ async fn every_pair_is_published_although_nodes_are_killed<DB: Database>(
 
     let head = *positions.last().unwrap();
     let done = async {
-        while !outbox.log_admin().pairs().await.unwrap().iter().all(|pair| pair.position >= head) {
+        while !outbox
+            .log_admin()
+            .subscriptions()
+            .await
+            .unwrap()
+            .iter()
+            .all(|subscription| subscription.position >= head)
+        {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
@@ -93,7 +100,13 @@ async fn every_pair_is_published_although_nodes_are_killed<DB: Database>(
     let longest_idle = watcher.await.unwrap();
     nodes.into_iter().for_each(ChildProcess::stop);
     assert!(
-        outbox.log_admin().pairs().await.unwrap().iter().all(|pair| pair.leader.is_none()),
+        outbox
+            .log_admin()
+            .subscriptions()
+            .await
+            .unwrap()
+            .iter()
+            .all(|subscription| subscription.leader.is_none()),
         "all leases are released"
     );
 
@@ -102,25 +115,26 @@ async fn every_pair_is_published_although_nodes_are_killed<DB: Database>(
     for file in std::fs::read_dir(folder.path()).unwrap() {
         let mut last: BTreeMap<String, i64> = BTreeMap::new();
         for line in std::fs::read_to_string(file.unwrap().path()).unwrap().lines() {
-            let (pair, batch) = line.split_once('\t').unwrap();
+            let (subscription, batch) = line.split_once('\t').unwrap();
             for position in batch.split(',').map(|position| position.parse::<i64>().unwrap()) {
                 // A process that lost a pair and leads it again starts from the saved position, in
                 // another epoch.
-                lapses += usize::from(position <= last.insert(pair.to_owned(), position).unwrap_or(0));
+                lapses +=
+                    usize::from(position <= last.insert(subscription.to_owned(), position).unwrap_or(0));
                 published += 1;
-                again += usize::from(!seen.entry(pair.to_owned()).or_default().insert(position));
+                again += usize::from(!seen.entry(subscription.to_owned()).or_default().insert(position));
             }
         }
     }
     let all: BTreeSet<i64> = positions.iter().map(|position| position.get()).collect();
-    assert_eq!(seen.len(), pairs);
-    for (pair, seen) in &seen {
+    assert_eq!(seen.len(), subscriptions);
+    for (subscription, seen) in &seen {
         let missing: Vec<_> = all.difference(seen).collect();
-        assert!(missing.is_empty(), "{pair} never got {missing:?}");
+        assert!(missing.is_empty(), "{subscription} never got {missing:?}");
     }
     let _ = writeln!(
         std::io::stderr(),
-        "{}: {kills} kills, {pairs} pairs, {} events, {published} published, {again} of them again ({lapses} lapses); no pair idle longer than {longest_idle:?}",
+        "{}: {kills} kills, {subscriptions} subscriptions, {} events, {published} published, {again} of them again ({lapses} lapses); no subscription idle longer than {longest_idle:?}",
         url.split(':').next().unwrap_or_default(),
         all.len(),
     );
@@ -149,15 +163,16 @@ async fn write<DB: Database>(outbox: Outbox<DB>, stop: Arc<AtomicBool>) -> Vec<P
 
 /// Watches the table: no position may decrease. Returns the longest time for which a pair that was
 /// behind did not advance.
-async fn watch<DB: Database>(outbox: Outbox<DB>, pairs: usize, stop: Arc<AtomicBool>) -> Duration {
+async fn watch<DB: Database>(outbox: Outbox<DB>, subscriptions: usize, stop: Arc<AtomicBool>) -> Duration {
     let mut moved: BTreeMap<SubscriptionId, (Position, Instant)> = BTreeMap::new();
     let mut longest_idle = Duration::ZERO;
     while !stop.load(Ordering::SeqCst) {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let (Ok(head), Ok(states)) = (outbox.log().head().await, outbox.log_admin().pairs().await) else {
+        let (Ok(head), Ok(states)) = (outbox.log().head().await, outbox.log_admin().subscriptions().await)
+        else {
             continue;
         };
-        if states.len() < pairs || head == Position::START {
+        if states.len() < subscriptions || head == Position::START {
             continue;
         }
         for state in states {
@@ -179,12 +194,12 @@ async fn watch<DB: Database>(outbox: Outbox<DB>, pairs: usize, stop: Arc<AtomicB
 }
 
 /// Starts a node in a child process.
-fn node(url: &str, table: &str, record: &Path, pairs: usize) -> ChildProcess {
+fn node(url: &str, table: &str, record: &Path, subscriptions: usize) -> ChildProcess {
     let variables = [
         ("OUTBOX_NODE_URL", url.as_ref()),
         ("OUTBOX_NODE_TABLE", table.as_ref()),
         ("OUTBOX_NODE_RECORD", record.as_os_str()),
-        ("OUTBOX_NODE_PAIRS", std::ffi::OsString::from(pairs.to_string()).leak()),
+        ("OUTBOX_NODE_PAIRS", std::ffi::OsString::from(subscriptions.to_string()).leak()),
     ];
     ChildProcess::start("child_node_when_its_variables_are_set", &variables)
 }

@@ -215,8 +215,11 @@ async fn a_publisher_that_is_taken_over_from_a_leader_that_vanished_is_counted()
     log.register(&ids.clone().map(|id| (id, false))).await.unwrap();
     let ghost = outbox::NodeId::from("ghost");
     let led = log.claim(&ghost, lease, &ids).await.unwrap();
-    let given: Vec<_> =
-        led.iter().filter(|pair| pair.id == ids[1]).map(|p| (p.id.clone(), p.epoch)).collect();
+    let given: Vec<_> = led
+        .iter()
+        .filter(|subscription| subscription.id == ids[1])
+        .map(|p| (p.id.clone(), p.epoch))
+        .collect();
     log.release(&ghost, &given).await.unwrap();
     db.advance(lease);
     let latches = ["vanished", "given-back"].map(|name| LatchPublisher::expecting(1).named(name));

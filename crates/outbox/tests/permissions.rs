@@ -123,12 +123,12 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Backend>() {
     assert!(admin.purge_joins(Duration::ZERO).await.unwrap() > 0);
     assert_eq!(admin.purge_inbox(Duration::ZERO).await.unwrap(), 2);
 
-    let (store, pair) = (outbox.store(), SubscriptionId::new("t", "p"));
+    let (store, subscription) = (outbox.store(), SubscriptionId::new("t", "p"));
     let log = store.log().unwrap();
-    log.register(&[(pair.clone(), true)]).await.unwrap();
-    assert_eq!(log.claim(&me, LEASE, std::slice::from_ref(&pair)).await.unwrap().len(), 1);
+    log.register(&[(subscription.clone(), true)]).await.unwrap();
+    assert_eq!(log.claim(&me, LEASE, std::slice::from_ref(&subscription)).await.unwrap().len(), 1);
     assert_eq!(log.tend(&me, LEASE).await.unwrap().nodes.len(), 1);
-    log.release(&me, &[(pair, 1)]).await.unwrap();
+    log.release(&me, &[(subscription, 1)]).await.unwrap();
     log.leave(&me).await.unwrap();
     outbox.log_admin().pause("p").await.unwrap();
     outbox.log_admin().reset("t", "p", Position::START).await.unwrap();

@@ -109,8 +109,8 @@ impl Publisher for Sink {
 }
 
 /// A pair with retry delays that are short enough for a test.
-fn quick(pair: Subscription) -> Subscription {
-    pair.retry(5 * MS, 20 * MS)
+fn quick(subscription: Subscription) -> Subscription {
+    subscription.retry(5 * MS, 20 * MS)
 }
 
 fn event(event_type: &str, number: u64) -> EventBuilder {
@@ -123,10 +123,10 @@ async fn append<DB: Backend>(outbox: &Outbox<DB>, event_type: &str, numbers: std
 
 /// State of a pair.
 async fn pair_state<DB: Backend>(db: &TestDb<DB>, topic: &str, publisher: &str) -> outbox::SubscriptionState {
-    let pairs = db.outbox.log_admin().pairs().await.unwrap();
-    pairs
+    let subscriptions = db.outbox.log_admin().subscriptions().await.unwrap();
+    subscriptions
         .into_iter()
-        .find(|pair| pair.id.topic() == topic && pair.id.publisher() == publisher)
+        .find(|subscription| subscription.id.topic() == topic && subscription.id.publisher() == publisher)
         .expect("a row")
 }
 
@@ -175,7 +175,7 @@ on_every_database! {
         assert_eq!(pair_state(&db, "some", "sparse").await.position, head);
         assert_eq!(pair_state(&db, "everything", "all").await.position, head);
         let lag = db.outbox.log_admin().lag().await.unwrap();
-        assert!(lag.iter().all(|pair| pair.behind == 0), "{lag:?}");
+        assert!(lag.iter().all(|subscription| subscription.behind == 0), "{lag:?}");
     }
 
     async fn a_restart_continues_at_the_saved_position(|db|) {
@@ -437,9 +437,9 @@ on_every_database! {
             relay.start().await.unwrap()
         };
         let leaders = async || {
-            let pairs = db.outbox.log_admin().pairs().await.unwrap();
+            let subscriptions = db.outbox.log_admin().subscriptions().await.unwrap();
             let mut counts = std::collections::HashMap::<String, usize>::new();
-            for leader in pairs.iter().filter_map(|pair| pair.leader.as_ref()) {
+            for leader in subscriptions.iter().filter_map(|subscription| subscription.leader.as_ref()) {
                 *counts.entry(leader.to_string()).or_default() += 1;
             }
             let mut counts: Vec<usize> = counts.into_values().collect();
@@ -466,8 +466,8 @@ on_every_database! {
             sink.reach(20).await;
         }
         second.stop().await.unwrap();
-        let pairs = db.outbox.log_admin().pairs().await.unwrap();
-        let still: Vec<_> = pairs.iter().filter(|p| p.leader.as_ref().is_some_and(|l| l.as_str() == "second")).collect();
+        let subscriptions = db.outbox.log_admin().subscriptions().await.unwrap();
+        let still: Vec<_> = subscriptions.iter().filter(|p| p.leader.as_ref().is_some_and(|l| l.as_str() == "second")).collect();
         assert!(still.is_empty(), "not released: {still:?}");
         settle(&[6, 6]).await;
         append(&db.outbox, "A", 20..30).await;
@@ -590,7 +590,7 @@ on_every_database! {
         db.run(&format!("DELETE FROM {}", progress(&db))).await.unwrap();
         append(&db.outbox, "A", 0..3).await;
         let end = Instant::now() + FOREVER;
-        while db.outbox.log_admin().lag().await.unwrap().first().is_none_or(|pair| pair.behind > 0) {
+        while db.outbox.log_admin().lag().await.unwrap().first().is_none_or(|subscription| subscription.behind > 0) {
             assert!(Instant::now() < end, "the pair is gone");
             tokio::time::sleep(20 * MS).await;
         }
@@ -707,7 +707,7 @@ on_every_database! {
             .publish(Topic::new("t").types(["X"]).to(Sink::named("b")))
             .start().await;
         assert!(matches!(differ, Err(Error::Setting(_))), "{differ:?}");
-        for pair in [
+        for subscription in [
             topic.to(Sink::named("")),
             Topic::new("").to(Sink::named("a")),
             Topic::new("t").required_tags(["a=b"]).to(Sink::named("a")),
@@ -715,10 +715,10 @@ on_every_database! {
             topic.to(Sink::named("a")).every(Duration::ZERO),
             topic.to(Sink::named("a")).timeout(Duration::ZERO),
         ] {
-            let wrong = db.outbox.log_only().publish(pair).start().await;
+            let wrong = db.outbox.log_only().publish(subscription).start().await;
             assert!(matches!(wrong, Err(Error::Setting(_))), "{wrong:?}");
         }
-        assert_eq!(db.outbox.log_admin().pairs().await.unwrap(), []);
+        assert_eq!(db.outbox.log_admin().subscriptions().await.unwrap(), []);
     }
 
     /// Two tables, one transaction, one type of publisher.
@@ -809,8 +809,8 @@ on_every_database! {
 async fn on_postgres_an_append_in_another_process_wakes_the_relay() {
     let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
     let sink = Sink::named("sink");
-    let pair = Topic::new("t").to(sink.clone()).every(NEVER);
-    let relay = db.outbox.log_only().log_watch(NEVER).publish(pair).start().await.unwrap();
+    let subscription = Topic::new("t").to(sink.clone()).every(NEVER);
+    let relay = db.outbox.log_only().log_watch(NEVER).publish(subscription).start().await.unwrap();
     relay.idle().await.unwrap();
     notified_of_appends(&db).await;
     let other = db.another().await;
@@ -861,12 +861,13 @@ async fn on_postgres_every_relay_is_woken_by_appends_of_other_programs() {
     let relays = [start(&db.outbox, "first").await, start(&other.outbox, "second").await];
     let end = Instant::now() + FOREVER;
     loop {
-        let pairs = db.outbox.log_admin().pairs().await.unwrap();
-        let leaders: HashSet<_> = pairs.iter().filter_map(|pair| pair.leader.clone()).collect();
+        let subscriptions = db.outbox.log_admin().subscriptions().await.unwrap();
+        let leaders: HashSet<_> =
+            subscriptions.iter().filter_map(|subscription| subscription.leader.clone()).collect();
         if leaders.len() == 2 {
             break;
         }
-        assert!(Instant::now() < end, "the relays do not share the pairs: {pairs:?}");
+        assert!(Instant::now() < end, "the relays do not share the subscriptions: {subscriptions:?}");
         tokio::time::sleep(10 * MS).await;
     }
     notified_of_appends(&db).await;
@@ -891,8 +892,8 @@ async fn on_postgres_every_relay_is_woken_by_appends_of_other_programs() {
 async fn on_postgres_an_idle_relay_notices_a_pause_before_it_publishes() {
     let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
     let (sink, lease) = (Sink::named("sink"), SEC);
-    let pair = Topic::new("t").to(sink.clone()).every(NEVER);
-    let relay = db.outbox.log_only().subscription_lease(lease).publish(pair).start().await.unwrap();
+    let subscription = Topic::new("t").to(sink.clone()).every(NEVER);
+    let relay = db.outbox.log_only().subscription_lease(lease).publish(subscription).start().await.unwrap();
     let end = Instant::now() + FOREVER;
     while pair_state(&db, "t", "sink").await.remaining <= lease {
         assert!(Instant::now() < end, "the relay is never idle");

@@ -167,8 +167,8 @@ async fn an_idle_relay_with_two_pairs_makes_less_than_sixty_statements_a_minute_
         .unwrap();
     // From then on the relay is notified of appends, and renews its leases less often.
     let is_idle = async || {
-        let pairs = db.outbox.log_admin().pairs().await.unwrap();
-        pairs.len() == 2 && pairs.iter().all(|pair| pair.remaining > lease)
+        let subscriptions = db.outbox.log_admin().subscriptions().await.unwrap();
+        subscriptions.len() == 2 && subscriptions.iter().all(|subscription| subscription.remaining > lease)
     };
     let end = std::time::Instant::now() + common::FOREVER;
     while !is_idle().await {
@@ -260,11 +260,11 @@ on_every_database! {
         let (roll, statements) = counted(&db, log.tend(&me, LEASE)).await;
         // Every node sends this heartbeat every few seconds.
         let tends = if db.url().starts_with("postgres") { 1 } else { 4 };
-        assert_eq!((roll.pairs.len(), statements), (300, tends));
-        let moves = led.iter().map(|pair| ProgressUpdate {
-            pair: pair.id.clone(),
-            epoch: pair.epoch,
-            from: pair.position,
+        assert_eq!((roll.subscriptions.len(), statements), (300, tends));
+        let moves = led.iter().map(|subscription| ProgressUpdate {
+            subscription: subscription.id.clone(),
+            epoch: subscription.epoch,
+            from: subscription.position,
             to: Position::new(7),
             status: SubscriptionStatus::Active,
             error_count: 0,
@@ -276,7 +276,7 @@ on_every_database! {
         log.reset(&ids[0], Position::START).await.unwrap();
         let (moved, statements) = counted(&db, log.save(&me, &moves)).await;
         assert_eq!((moved.len(), statements), (299, 2));
-        let result: Vec<_> = led.iter().map(|pair| (pair.id.clone(), pair.epoch)).collect();
+        let result: Vec<_> = led.iter().map(|subscription| (subscription.id.clone(), subscription.epoch)).collect();
         assert_eq!(counted(&db, log.release(&me, &result)).await, ((), 1));
         assert_eq!(counted(&db, log.leave(&me)).await, ((), 2));
         assert_eq!(counted(&db, log.set_status("p7", None, SubscriptionStatus::Paused)).await, (1, 1));

@@ -280,7 +280,7 @@ on_every_database! {
             probe: None,
             destinations: Default::default(),
             held_up_to: Default::default(),
-            together: true,
+            group_lease: true,
             max_bytes: usize::MAX,
             by_aggregate: false,
         };

@@ -152,7 +152,7 @@ async fn a_row_that_cannot_be_dead_lettered_loses_no_claim<DB: Refusing>(db: Tes
         probe: None,
         destinations: Default::default(),
         held_up_to: Default::default(),
-        together: true,
+        group_lease: true,
         max_bytes: usize::MAX,
         by_aggregate: false,
     };

@@ -54,7 +54,7 @@ async fn claim_and_vanish<DB: common::Backend>(db: &TestDb<DB>, node: &str, pres
         probe: None,
         destinations: Default::default(),
         held_up_to: Default::default(),
-        together: true,
+        group_lease: true,
         max_bytes: usize::MAX,
         by_aggregate: false,
     };

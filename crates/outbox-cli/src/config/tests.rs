@@ -429,8 +429,8 @@ fn each_publisher_of_a_topic_has_its_batch_size_and_interval() {
     let config = parse(&text).unwrap();
     let paced = |topic: usize, publisher: &str| {
         let topic = &config.topics[topic];
-        let pair = topic.selection().to(outbox::TracingPublisher::named(publisher.to_owned()));
-        format!("{:?}", topic.pace(pair, publisher))
+        let subscription = topic.selection().to(outbox::TracingPublisher::named(publisher.to_owned()));
+        format!("{:?}", topic.pace(subscription, publisher))
     };
     for (topic, publisher, pace) in [
         (0, "lines", "batch: Some(20), interval: None"),
@@ -484,8 +484,8 @@ fn topics_may_be_written_as_crablet_has_them() {
     assert_eq!(wallets.required_tags, ["wallet_id".into()]);
     assert_eq!(payments.any_of_tags, ["payment_id".into(), "transfer_id".into()]);
     assert_eq!(wallets.interval.unwrap().to_string(), "100ms");
-    let pair = payments.selection().to(outbox::TracingPublisher::named("b"));
-    let paced = format!("{:?}", payments.pace(pair, "b"));
+    let subscription = payments.selection().to(outbox::TracingPublisher::named("b"));
+    let paced = format!("{:?}", payments.pace(subscription, "b"));
     assert!(paced.contains("batch: Some(7), interval: Some(200ms)"), "{paced}");
     let log = &config.groups.log;
     assert_eq!((log.batch_size.unwrap().get(), log.interval.unwrap().to_string()), (40, "5s".to_owned()));

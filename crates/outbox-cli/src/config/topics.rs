@@ -148,18 +148,22 @@ impl Topic {
 
     /// Configures a subscription of this topic by the settings of its publisher, or the topic's.
     /// The relay has the settings of all topics.
-    pub(crate) fn pace(&self, mut pair: outbox::Subscription, publisher: &str) -> outbox::Subscription {
+    pub(crate) fn pace(
+        &self,
+        mut subscription: outbox::Subscription,
+        publisher: &str,
+    ) -> outbox::Subscription {
         let own = self.publishers.iter().find(|(name, _)| name.get_ref() == publisher);
         let own = own.map(|(_, pace)| pace.clone()).unwrap_or_default();
         if let Some(count) = own.batch_size.or(self.batch_size) {
-            pair = pair.batch(count.get());
+            subscription = subscription.batch(count.get());
         }
         if let Some(time) = own.interval.or(self.interval) {
-            pair = pair.interval(time.0);
+            subscription = subscription.interval(time.0);
         }
         if let Some(time) = own.timeout.or(self.timeout) {
-            pair = pair.timeout(time.0);
+            subscription = subscription.timeout(time.0);
         }
-        if self.from == StartAt::Now { pair.from_now() } else { pair }
+        if self.from == StartAt::Now { subscription.from_now() } else { subscription }
     }
 }

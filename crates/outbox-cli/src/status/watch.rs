@@ -130,7 +130,8 @@ fn waited(now: &CurrentState) -> String {
 
 /// One line, for a file or a pipe.
 fn line(sample: &Sample) -> String {
-    let behind = sample.now.log.pairs.iter().map(|pair| pair.behind).max().unwrap_or(0);
+    let behind =
+        sample.now.log.subscriptions.iter().map(|subscription| subscription.behind).max().unwrap_or(0);
     format!(
         "{} pending {} free {} oldest {} done {} dead {} log {} behind {}",
         exact(sample.at),

@@ -145,7 +145,7 @@ impl TestTarget {
             probe: None,
             destinations: Default::default(),
             held_up_to: Default::default(),
-            together: false,
+            group_lease: false,
             max_bytes: usize::MAX,
             by_aggregate: false,
         };

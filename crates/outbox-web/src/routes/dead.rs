@@ -24,12 +24,12 @@ const SCAN_LIMIT: usize = 10_000;
 /// Counts of dead events by type.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"types": [{"event_type": "order.placed", "count": 12, "oldest": "2026-01-31T12:00:00Z"}],
-                          "looked_at": 12, "more": false}))]
+                          "scanned": 12, "more": false}))]
 pub(crate) struct DeadTypes {
     /// The types, most frequent first.
     types: Vec<DeadType>,
     /// Number of events scanned.
-    looked_at: u64,
+    scanned: u64,
     /// Whether there are more dead events.
     more: bool,
 }
@@ -78,7 +78,7 @@ pub(crate) async fn types(
         oldest: of.oldest,
     };
     let types = found.types.into_iter().map(view).collect();
-    Ok(Json(DeadTypes { types, looked_at: found.looked_at, more: found.more }))
+    Ok(Json(DeadTypes { types, scanned: found.scanned, more: found.more }))
 }
 
 /// Replay dead events

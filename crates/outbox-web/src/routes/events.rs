@@ -128,7 +128,7 @@ pub(crate) async fn list(
     let limit = page_size(query.limit)?;
     let filter = query.filter(status_group)?;
     let request =
-        PageRequest { status_group, filter, newest_first, after, limit, look_at: SCAN_LIMIT.max(limit) };
+        PageRequest { status_group, filter, newest_first, after, limit, scan_limit: SCAN_LIMIT.max(limit) };
     let page = database.store.page(&request).await?;
     let is_wanted = |event: &EventView| match wanted {
         StatusFilter::New => event.status == "NEW",

@@ -54,7 +54,7 @@ pub(crate) struct KeyView {
     /// The first dead event of the key.
     head: EventView,
     /// Number of events that wait behind the dead event.
-    behind: Count,
+    waiting: Count,
 }
 
 /// Path of an ordering key.
@@ -82,7 +82,7 @@ pub(crate) async fn list(
     let view = |key: outbox::store::BlockedKey| KeyView {
         key: key.key,
         head: key.head.into(),
-        behind: key.behind.into(),
+        waiting: key.waiting.into(),
     };
     Ok(Json(Keys { keys: found.keys.into_iter().map(view).collect(), more: found.more }))
 }
@@ -139,7 +139,7 @@ async fn head(database: &Database, key: &str) -> ApiResult<Found> {
         status_group: StatusGroup::Dead,
         filter,
         limit: 1,
-        look_at: KEY_SCAN_LIMIT,
+        scan_limit: KEY_SCAN_LIMIT,
         ..PageRequest::default()
     };
     let first = database.store.page(&request).await?.rows.pop().ok_or_else(no_dead_event)?;

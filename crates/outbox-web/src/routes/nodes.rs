@@ -274,7 +274,7 @@ async fn leases(store: &SharedStore) -> ApiResult<Vec<LeaseView>> {
         let what = "the whole table".to_owned();
         leases.push(LeaseView { holder: leader.to_string(), what, events: None, until: None });
     }
-    let request = PageRequest { limit: SCAN_LIMIT, look_at: SCAN_LIMIT, ..PageRequest::default() };
+    let request = PageRequest { limit: SCAN_LIMIT, scan_limit: SCAN_LIMIT, ..PageRequest::default() };
     let mut held: BTreeMap<String, (u64, DateTime<Utc>)> = BTreeMap::new();
     for (holder, until) in store.page(&request).await?.rows.into_iter().filter_map(|row| row.lease) {
         let held = held.entry(holder.to_string()).or_insert((0, until));
@@ -288,10 +288,13 @@ async fn leases(store: &SharedStore) -> ApiResult<Vec<LeaseView>> {
     }));
     if let Some(log) = store.log() {
         let now = Utc::now();
-        for pair in log.pairs().await?.into_iter().filter(|pair| !pair.is_free()) {
-            let until = chrono::Duration::from_std(pair.remaining).ok().map(|remaining| now + remaining);
-            let holder = pair.leader.map(|leader| leader.to_string()).unwrap_or_default();
-            leases.push(LeaseView { holder, what: pair.id.to_string(), events: None, until });
+        for subscription in
+            log.subscriptions().await?.into_iter().filter(|subscription| !subscription.is_free())
+        {
+            let until =
+                chrono::Duration::from_std(subscription.remaining).ok().map(|remaining| now + remaining);
+            let holder = subscription.leader.map(|leader| leader.to_string()).unwrap_or_default();
+            leases.push(LeaseView { holder, what: subscription.id.to_string(), events: None, until });
         }
     }
     Ok(leases)

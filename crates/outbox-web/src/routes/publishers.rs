@@ -27,14 +27,14 @@ pub(crate) struct PublisherView {
     /// The name of the publisher.
     name: String,
     /// The topics of the log that are published to it.
-    topics: Vec<PairView>,
+    topics: Vec<PublisherView>,
     /// Outages of the publisher, as seen by relays: its events wait meanwhile.
     outages: Vec<OutageView>,
 }
 
 /// State of a publisher in a topic.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct PairView {
+pub(crate) struct PublisherView {
     /// The topic.
     topic: String,
     /// The publisher.
@@ -119,7 +119,7 @@ pub(crate) struct LagView {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Publishers {
     /// Publishers of the log, by topic and publisher.
-    publishers: Vec<PairView>,
+    publishers: Vec<PublisherView>,
     /// Outages of publishers of log and queue, by name.
     outages: Vec<OutageView>,
     /// Events of the log that publishers skipped because they cannot be decoded: at most 100,
@@ -162,7 +162,7 @@ pub(crate) async fn list(
 ) -> ApiResult<Json<Publishers>> {
     let database = query.resolve(&web)?;
     Ok(Json(Publishers {
-        publishers: pairs(&database).await?,
+        publishers: subscriptions(&database).await?,
         outages: outages(&web, &database).await?,
         unreadable: unreadable(&database).await?,
     }))
@@ -177,8 +177,8 @@ pub(crate) async fn one(
     Params(query): Params<DatabaseQuery>,
 ) -> ApiResult<Json<PublisherView>> {
     let database = query.resolve(&web)?;
-    let mut topics = pairs(&database).await?;
-    topics.retain(|pair| pair.publisher == name);
+    let mut topics = subscriptions(&database).await?;
+    topics.retain(|subscription| subscription.publisher == name);
     let mut outages = outages(&web, &database).await?;
     outages.retain(|outage| outage.destination == name);
     let is_destination = web.destinations.iter().flat_map(|all| all()).any(|one| one.name() == name);
@@ -219,14 +219,18 @@ pub(crate) async fn lags(database: &Database) -> ApiResult<Vec<LagView>> {
 }
 
 /// State of all publishers in all topics.
-async fn pairs(database: &Database) -> ApiResult<Vec<PairView>> {
+async fn subscriptions(database: &Database) -> ApiResult<Vec<PublisherView>> {
     let Some(log) = database.store.log() else { return Ok(Vec::new()) };
-    let (pairs, head) = (log.pairs().await?, log.head().await?);
-    let waiting =
-        if pairs.iter().any(|pair| pair.position < head) { log.waiting().await? } else { Vec::new() };
-    let waits_for =
-        |pair: &SubscriptionState| waiting.iter().find(|(id, _)| *id == pair.id).map(|(_, open)| open);
-    Ok(pairs.iter().map(|pair| view(pair, head, waits_for(pair))).collect())
+    let (subscriptions, head) = (log.subscriptions().await?, log.head().await?);
+    let waiting = if subscriptions.iter().any(|subscription| subscription.position < head) {
+        log.waiting().await?
+    } else {
+        Vec::new()
+    };
+    let waits_for = |subscription: &SubscriptionState| {
+        waiting.iter().find(|(id, _)| *id == subscription.id).map(|(_, open)| open)
+    };
+    Ok(subscriptions.iter().map(|subscription| view(subscription, head, waits_for(subscription))).collect())
 }
 
 /// Events of the log that publishers skipped.
@@ -278,20 +282,20 @@ pub(crate) fn outages_of(nodes: &[Node]) -> Vec<OutageView> {
     running.flat_map(of_node).collect()
 }
 
-fn view(pair: &SubscriptionState, head: Position, waits_for: Option<&OpenAppend>) -> PairView {
-    PairView {
-        topic: pair.id.topic().to_owned(),
-        publisher: pair.id.publisher().to_owned(),
-        status: pair.status.as_str(),
-        position: pair.position.get(),
+fn view(subscription: &SubscriptionState, head: Position, waits_for: Option<&OpenAppend>) -> PublisherView {
+    PublisherView {
+        topic: subscription.id.topic().to_owned(),
+        publisher: subscription.id.publisher().to_owned(),
+        status: subscription.status.as_str(),
+        position: subscription.position.get(),
         head: head.get(),
-        behind: u64::try_from(head.get() - pair.position.get()).unwrap_or(0),
-        errors: pair.error_count,
-        last_error: pair.last_error.clone(),
-        leader: pair.leader.as_ref().map(ToString::to_string),
-        epoch: pair.epoch,
-        remaining_ms: u64::try_from(pair.remaining.as_millis()).unwrap_or(u64::MAX),
-        updated_at: pair.updated_at,
+        behind: u64::try_from(head.get() - subscription.position.get()).unwrap_or(0),
+        errors: subscription.error_count,
+        last_error: subscription.last_error.clone(),
+        leader: subscription.leader.as_ref().map(ToString::to_string),
+        epoch: subscription.epoch,
+        remaining_ms: u64::try_from(subscription.remaining.as_millis()).unwrap_or(u64::MAX),
+        updated_at: subscription.updated_at,
         waits_for: waits_for.map(|open| OpenAppendView {
             backend: open.backend,
             prepared: open.prepared.clone(),

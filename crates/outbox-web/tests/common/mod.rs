@@ -227,7 +227,7 @@ impl TestServer {
             probe: None,
             destinations: Default::default(),
             held_up_to: Default::default(),
-            together: false,
+            group_lease: false,
             max_bytes: usize::MAX,
             by_aggregate: false,
         };

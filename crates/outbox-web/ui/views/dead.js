@@ -55,7 +55,7 @@ function showTypes(container, found, filter) {
     ],
   });
   rows.update(found.types);
-  return fill(container, rows.el, found.more && h("p.muted", null, `Counted over the first ${counted(found.looked_at)}; there are more.`));
+  return fill(container, rows.el, found.more && h("p.muted", null, `Counted over the first ${counted(found.scanned)}; there are more.`));
 }
 
 /**

@@ -34,7 +34,7 @@ function card(blocked, refresh) {
   const { key, head: first } = blocked;
   const name = first.event_type || "(unreadable)";
   const behind = h("span.behind");
-  let waiting = blocked.behind;
+  let waiting = blocked.waiting;
 
   /** Asks for confirmation, runs the action, and refreshes. */
   const doing = (what, done, question) => async () => {
@@ -64,7 +64,7 @@ function card(blocked, refresh) {
       actionButton("Edit head…", { needs: "admin", run: change }))));
 
   function update(now) {
-    waiting = now.behind;
+    waiting = now.waiting;
     patch(behind, waiting, () => [h("b", null, counted(waiting)), waiting.count === 1 && !waiting.more ? " event waits" : " events wait"]);
   }
   return { el, update };

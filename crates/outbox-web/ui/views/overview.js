@@ -10,7 +10,7 @@ import { href } from "../route.js";
 import { buckets, fitting, WINDOWS } from "../series.js";
 import { empty, every, load } from "../state.js";
 import { table } from "../table.js";
-import { pairStatus } from "./publishers.js";
+import { subscriptionStatus } from "./publishers.js";
 
 const FLOW = [
   { key: "written", name: "Written", kind: "written" },
@@ -177,31 +177,31 @@ function typeTable() {
 
 function publisherTable() {
   let behind = {};
-  const id = pair => `${pair.topic}/${pair.publisher}`;
+  const id = subscription => `${subscription.topic}/${subscription.publisher}`;
   const list = table({
     caption: "By publisher",
     key: id,
-    href: pair => href("publishers", { publisher: pair.publisher }),
+    href: subscription => href("publishers", { publisher: subscription.publisher }),
     columns: [
-      { name: "Publisher", wide: true, cell: pair => [h("span.type", null, pair.publisher), h("span.sub", null, pair.topic)] },
-      { name: "Status", cell: pairStatus },
-      { name: "Lag", num: true, cell: pair => number(pair.behind) },
-      { name: "Trend", num: true, cell: pair => spark(behind[id(pair)] ?? [], "Recent lag") },
+      { name: "Publisher", wide: true, cell: subscription => [h("span.type", null, subscription.publisher), h("span.sub", null, subscription.topic)] },
+      { name: "Status", cell: subscriptionStatus },
+      { name: "Lag", num: true, cell: subscription => number(subscription.behind) },
+      { name: "Trend", num: true, cell: subscription => spark(behind[id(subscription)] ?? [], "Recent lag") },
     ],
   });
   const el = h("div");
   let last = [];
-  function show(pairs) {
-    last = pairs;
-    if (!pairs.length) return fill(el, empty("No publisher has been started.", "Publishers of the log are listed here once a relay runs them. Events of the queue need no publisher."));
-    list.update(pairs);
+  function show(subscriptions) {
+    last = subscriptions;
+    if (!subscriptions.length) return fill(el, empty("No publisher has been started.", "Publishers of the log are listed here once a relay runs them. Events of the queue need no publisher."));
+    list.update(subscriptions);
     if (!list.el.isConnected) fill(el, list.el);
     return undefined;
   }
   function live(points) {
     behind = {};
     for (const point of points.filter((_, i) => i % 5 === 0).slice(-60)) {
-      for (const pair of point.publishers ?? []) (behind[id(pair)] ??= []).push(pair.behind);
+      for (const subscription of point.publishers ?? []) (behind[id(subscription)] ??= []).push(subscription.behind);
     }
     if (last.length) list.update(last);
   }

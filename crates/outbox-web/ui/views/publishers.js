@@ -17,8 +17,8 @@ export function publishers({ main, query, signal }) {
   fill(main, head("Publishers", "Each publisher has a position in each topic of the log: all events up to it are published.",
     query.publisher && h("a.button", { href: href("publishers") }, "Show all")), container, skipped);
   const list = table({
-    caption: "Publishers and topics", key: pair => `${pair.topic}/${pair.publisher}`, columns: columns(() => refresh()),
-    rowClass: pair => (pair.status === "FAILED" ? "row-bad" : ""),
+    caption: "Publishers and topics", key: subscription => `${subscription.topic}/${subscription.publisher}`, columns: columns(() => refresh()),
+    rowClass: subscription => (subscription.status === "FAILED" ? "row-bad" : ""),
   });
   const unreadable = table({
     caption: "Events that could not be decoded", key: event => event.position, columns: unreadableColumns,
@@ -30,9 +30,9 @@ export function publishers({ main, query, signal }) {
     if (!found.unreadable.length) fill(skipped);
     else if (!unreadable.el.isConnected) fill(skipped, h("h2", null, "Skipped events"),
       h("p.sub", null, "Publishers could not decode these events of the log and skipped them. To publish one, repair its row and reset the publishers to the position before it."), unreadable.el);
-    const pairs = rows(found).filter(pair => !query.publisher || pair.publisher === query.publisher);
-    if (!pairs.length) return fill(container, empty("No publisher has been started.", "Publishers are listed here once a relay runs topics with publishers. Events of the queue need no publisher."));
-    list.update(pairs);
+    const subscriptions = rows(found).filter(subscription => !query.publisher || subscription.publisher === query.publisher);
+    if (!subscriptions.length) return fill(container, empty("No publisher has been started.", "Publishers are listed here once a relay runs topics with publishers. Events of the queue need no publisher."));
+    list.update(subscriptions);
     if (!list.el.isConnected) fill(container, list.el);
     return undefined;
   };
@@ -45,10 +45,10 @@ export function publishers({ main, query, signal }) {
  * A row per subscription, and one per unavailable publisher without a topic, which gets events of
  * the queue.
  */
-function rows({ publishers: pairs, outages }) {
+function rows({ publishers: subscriptions, outages }) {
   const of = name => outages.filter(outage => outage.destination === name);
-  const names = new Set(outages.map(outage => outage.destination).filter(name => !pairs.some(pair => pair.publisher === name)));
-  return pairs.map(pair => ({ ...pair, outages: of(pair.publisher) }))
+  const names = new Set(outages.map(outage => outage.destination).filter(name => !subscriptions.some(subscription => subscription.publisher === name)));
+  return subscriptions.map(subscription => ({ ...subscription, outages: of(subscription.publisher) }))
     .concat([...names].map(name => ({ publisher: name, topic: null, status: "FAILED", outages: of(name) })));
 }
 
@@ -60,34 +60,34 @@ const unreadableColumns = [
 
 function columns(refresh) {
   return [
-    { name: "Publisher", wide: true, cell: pair => [h("strong.type", null, pair.publisher), h("span.sub", null, pair.topic ? `topic ${pair.topic}` : "events of the queue")] },
-    { name: "Status", cell: pairStatus, tight: true },
-    { name: "Position", num: true, cell: pair => (pair.topic ? [number(pair.position), h("span.sub", null, `of ${number(pair.head)}`)] : "–") },
-    { name: "Lag", num: true, cell: pair => (pair.topic ? [h("b", null, number(pair.behind)), h("span.sub", null, "moved ", when(pair.updated_at))] : "–") },
-    { name: "Leader", cell: pair => leader(pair) },
+    { name: "Publisher", wide: true, cell: subscription => [h("strong.type", null, subscription.publisher), h("span.sub", null, subscription.topic ? `topic ${subscription.topic}` : "events of the queue")] },
+    { name: "Status", cell: subscriptionStatus, tight: true },
+    { name: "Position", num: true, cell: subscription => (subscription.topic ? [number(subscription.position), h("span.sub", null, `of ${number(subscription.head)}`)] : "–") },
+    { name: "Lag", num: true, cell: subscription => (subscription.topic ? [h("b", null, number(subscription.behind)), h("span.sub", null, "moved ", when(subscription.updated_at))] : "–") },
+    { name: "Leader", cell: subscription => leader(subscription) },
     { name: "Errors", wide: true, cell: errors },
-    { name: "Actions", tight: true, keep: pair => pair.status, cell: (pair, latest) => (pair.topic ? h("div.tools", null, buttons(pair, latest, refresh)) : "–") },
+    { name: "Actions", tight: true, keep: subscription => subscription.status, cell: (subscription, latest) => (subscription.topic ? h("div.tools", null, buttons(subscription, latest, refresh)) : "–") },
   ];
 }
 
 /** Status of a subscription. One that fails is still retried. */
-export function pairStatus(pair) {
-  if (pair.outages?.length) return badge("bad", "Unavailable");
-  if (pair.waits_for) return badge("warn", "Waiting");
-  return status(pair.status, pair.status === "FAILED" ? "Failing" : undefined);
+export function subscriptionStatus(subscription) {
+  if (subscription.outages?.length) return badge("bad", "Unavailable");
+  if (subscription.waits_for) return badge("warn", "Waiting");
+  return status(subscription.status, subscription.status === "FAILED" ? "Failing" : undefined);
 }
 
-function leader(pair) {
-  if (!pair.leader) return "–";
-  return [h("span.mono.cut", { title: pair.leader }, pair.leader), pair.remaining_ms === 0 && h("span.sub", null, "lease expired")];
+function leader(subscription) {
+  if (!subscription.leader) return "–";
+  return [h("span.mono.cut", { title: subscription.leader }, subscription.leader), subscription.remaining_ms === 0 && h("span.sub", null, "lease expired")];
 }
 
-function errors(pair) {
-  const away = pair.outages.map(one => [h("span.error-line", { title: one.reason }, short(one.reason, 120)), h("span.sub", null, "unavailable since ", when(one.since))]);
-  const own = pair.last_error && pair.errors > 0
-    && [h("span.error-line", { title: pair.last_error }, short(pair.last_error, 120)), h("span.sub", null, `${number(pair.errors)} consecutive`)];
-  const open = pair.waits_for && [h("span.error-line", null, `waits for ${openAppend(pair.waits_for)}, which has appended to the log and is still open`),
-    h("span.sub", null, pair.waits_for.since ? ["since ", when(pair.waits_for.since)] : "start time not visible to the database role")];
+function errors(subscription) {
+  const away = subscription.outages.map(one => [h("span.error-line", { title: one.reason }, short(one.reason, 120)), h("span.sub", null, "unavailable since ", when(one.since))]);
+  const own = subscription.last_error && subscription.errors > 0
+    && [h("span.error-line", { title: subscription.last_error }, short(subscription.last_error, 120)), h("span.sub", null, `${number(subscription.errors)} consecutive`)];
+  const open = subscription.waits_for && [h("span.error-line", null, `waits for ${openAppend(subscription.waits_for)}, which has appended to the log and is still open`),
+    h("span.sub", null, subscription.waits_for.since ? ["since ", when(subscription.waits_for.since)] : "start time not visible to the database role")];
   return away.length || own || open ? [open, away, own] : "–";
 }
 
@@ -98,18 +98,18 @@ function openAppend({ backend, prepared, user, application }) {
   return about ? `${what} (${about})` : what;
 }
 
-function buttons(pair, latest, refresh) {
-  const at = what => `publishers/${part(pair.publisher)}/topics/${part(pair.topic)}/${what}`;
+function buttons(subscription, latest, refresh) {
+  const at = what => `publishers/${part(subscription.publisher)}/topics/${part(subscription.topic)}/${what}`;
   const run = (question, what, done) => async () => {
     const body = await confirmDialog(question(latest()));
     if (!body) return;
     await attempt(() => post(at(what), body === true ? {} : body), done);
     await refresh();
   };
-  const paused = pair.status === "PAUSED";
-  const name = `${pair.publisher} in ${pair.topic}`;
+  const paused = subscription.status === "PAUSED";
+  const name = `${subscription.publisher} in ${subscription.topic}`;
   return [
-    paused || pair.status === "FAILED"
+    paused || subscription.status === "FAILED"
       ? actionButton("Resume", { kind: "small", run: run(now => ({
         title: `Resume ${name}?`,
         body: [`Publishing continues at position ${number(now.position)}, with ${number(now.behind)} positions to catch up. The error count is reset.`],
@@ -124,22 +124,22 @@ function buttons(pair, latest, refresh) {
   ];
 }
 
-function resetQuestion(pair, name) {
+function resetQuestion(subscription, name) {
   const choice = (value, label, input) => {
     const radio = h("input", { type: "radio", name: "reset-to", value, id: `reset-${value}`, checked: value === "position" });
     input?.addEventListener("focus", () => { radio.checked = true; });
     return h("div.choice", null, radio, h("label", { for: `reset-${value}` }, label), input);
   };
-  const position = h("input", { type: "number", min: 0, max: pair.head, value: pair.position, "aria-label": "Position" });
+  const position = h("input", { type: "number", min: 0, max: subscription.head, value: subscription.position, "aria-label": "Position" });
   const time = h("input", { type: "datetime-local", step: 1, "aria-label": "Time" });
   const choices = h("div", null,
     choice("start", "To the start: all events are published again"),
-    choice("end", `To the end (${number(pair.head)}): unpublished events are skipped`),
+    choice("end", `To the end (${number(subscription.head)}): unpublished events are skipped`),
     choice("position", "To a position", position),
     choice("time", "To a time: events stored since then are published", time));
   return {
     title: `Reset ${name}?`,
-    body: [`The position is ${number(pair.position)} of ${number(pair.head)}. Resetting backward publishes events again; forward skips events.`],
+    body: [`The position is ${number(subscription.position)} of ${number(subscription.head)}. Resetting backward publishes events again; forward skips events.`],
     fields: [choices], confirm: "Reset", danger: true,
     read: () => {
       const to = choices.querySelector("input[type=radio]:checked").value;

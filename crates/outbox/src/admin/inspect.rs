@@ -26,7 +26,7 @@ impl Admin {
     /// outbox.send_all((0..100).map(|n| Event::new(if n % 10 == 0 { "rare" } else { "common" }).json(&n))).await?;
     ///
     /// let filter = Filter { event_type: Some("rare".to_owned()), ..Filter::default() };
-    /// let mut ask = PageRequest { status_group: StatusGroup::Pending, filter, limit: 4, look_at: 30, ..PageRequest::default() };
+    /// let mut ask = PageRequest { status_group: StatusGroup::Pending, filter, limit: 4, scan_limit: 30, ..PageRequest::default() };
     /// let mut found = 0;
     /// loop {
     ///     let page = outbox.admin().page(&ask).await?;
@@ -76,7 +76,7 @@ impl Admin {
         self.store.overview(most).await
     }
 
-    /// Of the first `look_at` events of a status group: number of events per type, the most
+    /// Of the first `scan_limit` events of a status group: number of events per type, the most
     /// frequent first.
     ///
     /// ```
@@ -92,11 +92,11 @@ impl Admin {
     /// assert_eq!((pending.types[0].event_type.as_str(), pending.types[0].count), ("b", 6));
     /// # Ok(()) }
     /// ```
-    pub async fn breakdown(&self, status_group: StatusGroup, look_at: usize) -> Result<Breakdown> {
-        self.store.breakdown(status_group, look_at).await
+    pub async fn breakdown(&self, status_group: StatusGroup, scan_limit: usize) -> Result<Breakdown> {
+        self.store.breakdown(status_group, scan_limit).await
     }
 
-    /// Of the first `look_at` pending events: those that no running relay routes, by type. They
+    /// Of the first `scan_limit` pending events: those that no running relay routes, by type. They
     /// stay pending until a relay that routes them runs.
     ///
     /// ```
@@ -114,8 +114,8 @@ impl Admin {
     /// # relay.stop().await
     /// # }
     /// ```
-    pub async fn unrouted(&self, look_at: usize) -> Result<UnroutedEvents> {
-        self.store.unrouted(look_at).await
+    pub async fn unrouted(&self, scan_limit: usize) -> Result<UnroutedEvents> {
+        self.store.unrouted(scan_limit).await
     }
 
     /// The last failed attempts of an event, oldest first. They are kept for 30 days.
@@ -170,7 +170,7 @@ impl Admin {
         purge_audits(&*self.store, older_than, 500, &CancellationToken::new()).await
     }
 
-    /// Keys whose first dead event blocks later events, among the first `look_at` dead events.
+    /// Keys whose first dead event blocks later events, among the first `scan_limit` dead events.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -183,12 +183,12 @@ impl Admin {
     /// relay.idle().await?;
     ///
     /// let blocked = outbox.admin().blocked_keys(1_000, 10).await?;
-    /// assert_eq!((blocked.keys[0].key.as_str(), blocked.keys[0].behind.count), ("order-42", 2));
+    /// assert_eq!((blocked.keys[0].key.as_str(), blocked.keys[0].waiting.count), ("order-42", 2));
     /// # relay.stop().await
     /// # }
     /// ```
-    pub async fn blocked_keys(&self, look_at: usize, limit: usize) -> Result<BlockedKeys> {
-        self.store.blocked_keys(look_at, limit).await
+    pub async fn blocked_keys(&self, scan_limit: usize, limit: usize) -> Result<BlockedKeys> {
+        self.store.blocked_keys(scan_limit, limit).await
     }
 
     /// Relays with a presence row, with their announced state and counters; the most recently seen

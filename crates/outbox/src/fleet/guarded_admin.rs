@@ -31,12 +31,12 @@ impl AdminStore for GuardedStore {
         self.slow(self.inner.overview(most)).await
     }
 
-    async fn breakdown(&self, status_group: StatusGroup, look_at: usize) -> Result<Breakdown> {
-        self.slow(self.inner.breakdown(status_group, look_at)).await
+    async fn breakdown(&self, status_group: StatusGroup, scan_limit: usize) -> Result<Breakdown> {
+        self.slow(self.inner.breakdown(status_group, scan_limit)).await
     }
 
-    async fn unrouted(&self, look_at: usize) -> Result<UnroutedEvents> {
-        self.slow(self.inner.unrouted(look_at)).await
+    async fn unrouted(&self, scan_limit: usize) -> Result<UnroutedEvents> {
+        self.slow(self.inner.unrouted(scan_limit)).await
     }
 
     async fn attempts(&self, id: &EventId, limit: usize) -> Result<Vec<Attempt>> {
@@ -47,8 +47,8 @@ impl AdminStore for GuardedStore {
         self.slow(self.inner.purge_attempts(older_than, limit)).await
     }
 
-    async fn blocked_keys(&self, look_at: usize, limit: usize) -> Result<BlockedKeys> {
-        self.slow(self.inner.blocked_keys(look_at, limit)).await
+    async fn blocked_keys(&self, scan_limit: usize, limit: usize) -> Result<BlockedKeys> {
+        self.slow(self.inner.blocked_keys(scan_limit, limit)).await
     }
 
     async fn skip(&self, id: &EventId, by: &NodeId) -> Result<bool> {

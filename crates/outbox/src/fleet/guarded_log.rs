@@ -72,8 +72,8 @@ impl LogStore for GuardedStore {
         self.quick(self.inner_log()?.advance(frontier)).await
     }
 
-    async fn decided(&self) -> Result<Position> {
-        self.quick(self.inner_log()?.decided()).await
+    async fn stored_watermark(&self) -> Result<Position> {
+        self.quick(self.inner_log()?.stored_watermark()).await
     }
 
     async fn store_watermark(&self, safe: Position) -> Result<()> {
@@ -91,33 +91,33 @@ impl LogStore for GuardedStore {
 
 #[async_trait]
 impl SubscriptionStore for GuardedStore {
-    async fn register(&self, pairs: &[(SubscriptionId, bool)]) -> Result<()> {
-        self.quick(self.inner_log()?.register(pairs)).await
+    async fn register(&self, subscriptions: &[(SubscriptionId, bool)]) -> Result<()> {
+        self.quick(self.inner_log()?.register(subscriptions)).await
     }
 
     async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<ClusterView> {
         self.quick(self.inner_log()?.tend(node, ttl)).await
     }
 
-    async fn pairs(&self) -> Result<Vec<SubscriptionState>> {
-        self.quick(self.inner_log()?.pairs()).await
+    async fn subscriptions(&self) -> Result<Vec<SubscriptionState>> {
+        self.quick(self.inner_log()?.subscriptions()).await
     }
 
     async fn claim(
         &self,
         node: &NodeId,
         ttl: Duration,
-        pairs: &[SubscriptionId],
+        subscriptions: &[SubscriptionId],
     ) -> Result<Vec<SubscriptionState>> {
-        self.quick(self.inner_log()?.claim(node, ttl, pairs)).await
+        self.quick(self.inner_log()?.claim(node, ttl, subscriptions)).await
     }
 
     async fn save(&self, node: &NodeId, moves: &[ProgressUpdate]) -> Result<Vec<SubscriptionId>> {
         self.quick(self.inner_log()?.save(node, moves)).await
     }
 
-    async fn release(&self, node: &NodeId, pairs: &[(SubscriptionId, i64)]) -> Result<()> {
-        self.quick(self.inner_log()?.release(node, pairs)).await
+    async fn release(&self, node: &NodeId, subscriptions: &[(SubscriptionId, i64)]) -> Result<()> {
+        self.quick(self.inner_log()?.release(node, subscriptions)).await
     }
 
     async fn leave(&self, node: &NodeId) -> Result<()> {
@@ -133,7 +133,7 @@ impl SubscriptionStore for GuardedStore {
         self.slow(self.inner_log()?.set_status(publisher, topic, status)).await
     }
 
-    async fn reset(&self, pair: &SubscriptionId, position: Position) -> Result<bool> {
-        self.slow(self.inner_log()?.reset(pair, position)).await
+    async fn reset(&self, subscription: &SubscriptionId, position: Position) -> Result<bool> {
+        self.slow(self.inner_log()?.reset(subscription, position)).await
     }
 }

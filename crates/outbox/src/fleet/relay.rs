@@ -39,7 +39,7 @@ impl RelayBuilder<WholeFleet> {
     /// Which database is polled next; [`RoundRobin`](super::RoundRobin) if not set, which polls
     /// half as many databases concurrently as there are connections.
     /// [`DrainFirst`](super::DrainFirst) and, by default, a selection of your own poll [one at a
-    /// time](Selection::at_once), so that they choose each poll.
+    /// time](Selection::max_concurrent), so that they choose each poll.
     pub fn selection(mut self, selection: impl Selection) -> Self {
         self.source.selection = Box::new(selection);
         self
@@ -64,7 +64,7 @@ impl RelayBuilder<WholeFleet> {
         settings.workers = workers_each.min(handlers);
         // Half of the connections for polling, so that settlements and writers have the other half.
         let most = (fleet.0.common.budget.limit() / 2).max(1);
-        let turns = selection.at_once(most).clamp(1, most);
+        let turns = selection.max_concurrent(most).clamp(1, most);
         let node = settings.node.clone();
         let plan = Arc::new(Plan {
             settings,

@@ -32,10 +32,10 @@ pub trait Selection: Send + 'static {
     /// ```
     /// use outbox::fleet::{DrainFirst, RoundRobin, Selection};
     ///
-    /// assert_eq!(DrainFirst.at_once(25), 1);
-    /// assert_eq!(RoundRobin.at_once(25), 25);
+    /// assert_eq!(DrainFirst.max_concurrent(25), 1);
+    /// assert_eq!(RoundRobin.max_concurrent(25), 25);
     /// ```
-    fn at_once(&self, most: usize) -> usize {
+    fn max_concurrent(&self, most: usize) -> usize {
         let _ = most;
         1
     }
@@ -73,7 +73,7 @@ impl Selection for RoundRobin {
         after(waiting, last.map_or("", |last| last.name))
     }
 
-    fn at_once(&self, most: usize) -> usize {
+    fn max_concurrent(&self, most: usize) -> usize {
         most
     }
 }

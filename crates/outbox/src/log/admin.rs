@@ -70,14 +70,16 @@ impl LogAdmin {
     }
 
     /// All subscriptions, by topic and publisher. There is one for each that was ever started.
-    pub async fn pairs(&self) -> Result<Vec<SubscriptionState>> {
-        log_of(&*self.store)?.pairs().await
+    pub async fn subscriptions(&self) -> Result<Vec<SubscriptionState>> {
+        log_of(&*self.store)?.subscriptions().await
     }
 
     /// One subscription.
-    pub async fn pair(&self, topic: &str, publisher: &str) -> Result<SubscriptionState> {
-        let found = self.pairs().await?.into_iter();
-        let mut found = found.filter(|pair| pair.id.topic() == topic && pair.id.publisher() == publisher);
+    pub async fn subscription(&self, topic: &str, publisher: &str) -> Result<SubscriptionState> {
+        let found = self.subscriptions().await?.into_iter();
+        let mut found = found.filter(|subscription| {
+            subscription.id.topic() == topic && subscription.id.publisher() == publisher
+        });
         found.next().ok_or_else(|| unknown(publisher, Some(topic)))
     }
 
@@ -163,24 +165,27 @@ impl LogAdmin {
         let log = log_of(&*self.store)?;
         // The head last: a subscription that moves meanwhile shows a larger lag than it has, not a
         // smaller one.
-        let (pairs, head) = (log.pairs().await?, log.head().await?);
-        let waiting =
-            if pairs.iter().any(|pair| pair.position < head) { log.waiting().await? } else { Vec::new() };
+        let (subscriptions, head) = (log.subscriptions().await?, log.head().await?);
+        let waiting = if subscriptions.iter().any(|subscription| subscription.position < head) {
+            log.waiting().await?
+        } else {
+            Vec::new()
+        };
         let mut waiting: HashMap<SubscriptionId, OpenAppend> = waiting.into_iter().collect();
         let lag = |SubscriptionState { id, status, position, .. }| {
             let behind = u64::try_from(head.get() - position.get()).unwrap_or(0);
             let waits_for = waiting.remove(&id);
             Lag { id, status, position, head, behind, waits_for }
         };
-        Ok(pairs.into_iter().map(lag).collect())
+        Ok(subscriptions.into_iter().map(lag).collect())
     }
 
     async fn set(&self, publisher: &str, topic: Option<&str>, status: SubscriptionStatus) -> Result<u64> {
         match log_of(&*self.store)?.set_status(publisher, topic, status).await? {
             0 => Err(unknown(publisher, topic)),
-            pairs => {
+            subscriptions => {
                 self.notify().await;
-                Ok(pairs)
+                Ok(subscriptions)
             }
         }
     }

@@ -63,7 +63,7 @@ pub trait LogStore: SubscriptionStore {
     async fn advance(&self, frontier: &mut Watermark) -> Result<()>;
 
     /// The last stored watermark, from which a node may start.
-    async fn decided(&self) -> Result<Position>;
+    async fn stored_watermark(&self) -> Result<Position>;
 
     /// Stores the watermark.
     async fn store_watermark(&self, safe: Position) -> Result<()>;
@@ -93,7 +93,7 @@ pub trait LogStore: SubscriptionStore {
 pub trait SubscriptionStore: Send + Sync {
     /// Creates rows for subscriptions that have none. `true`: at the head of the log instead of its
     /// start.
-    async fn register(&self, pairs: &[(SubscriptionId, bool)]) -> Result<()>;
+    async fn register(&self, subscriptions: &[(SubscriptionId, bool)]) -> Result<()>;
 
     /// Writes the heartbeat of this node, renews its leases, and returns the nodes and
     /// subscriptions. A lease that was not renewed in time is not renewed: another node may be
@@ -101,7 +101,7 @@ pub trait SubscriptionStore: Send + Sync {
     async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<ClusterView>;
 
     /// All subscriptions, by name.
-    async fn pairs(&self) -> Result<Vec<SubscriptionState>>;
+    async fn subscriptions(&self) -> Result<Vec<SubscriptionState>>;
 
     /// Claims those of these subscriptions that have no leader, in a new epoch. Returns the claimed
     /// ones with their state. A subscription that this node already leads is not claimed again.
@@ -109,7 +109,7 @@ pub trait SubscriptionStore: Send + Sync {
         &self,
         node: &NodeId,
         ttl: Duration,
-        pairs: &[SubscriptionId],
+        subscriptions: &[SubscriptionId],
     ) -> Result<Vec<SubscriptionState>>;
 
     /// Moves subscriptions, and records errors. Returns those that moved: the others have another
@@ -119,7 +119,7 @@ pub trait SubscriptionStore: Send + Sync {
     async fn save(&self, node: &NodeId, moves: &[ProgressUpdate]) -> Result<Vec<SubscriptionId>>;
 
     /// Releases subscriptions, so that other nodes can claim them immediately.
-    async fn release(&self, node: &NodeId, pairs: &[(SubscriptionId, i64)]) -> Result<()>;
+    async fn release(&self, node: &NodeId, subscriptions: &[(SubscriptionId, i64)]) -> Result<()>;
 
     /// Releases all subscriptions of this node and deletes its heartbeat.
     async fn leave(&self, node: &NodeId) -> Result<()>;
@@ -136,7 +136,7 @@ pub trait SubscriptionStore: Send + Sync {
     /// Sets a subscription to a position, forwards or backwards, and removes its leader. Clears
     /// errors; a failed subscription becomes active, a paused one stays paused. Returns whether
     /// such a subscription exists.
-    async fn reset(&self, pair: &SubscriptionId, position: Position) -> Result<bool>;
+    async fn reset(&self, subscription: &SubscriptionId, position: Position) -> Result<bool>;
 }
 
 /// Result of [`read_bounded`](LogStore::read_bounded).
@@ -200,14 +200,14 @@ pub struct ClusterView {
     /// The running nodes, this one included.
     pub nodes: Vec<NodeId>,
     /// All subscriptions, by name.
-    pub pairs: Vec<SubscriptionState>,
+    pub subscriptions: Vec<SubscriptionState>,
 }
 
 /// Progress of a subscription, reported by its leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgressUpdate {
     /// The subscription.
-    pub pair: SubscriptionId,
+    pub subscription: SubscriptionId,
     /// The leader's epoch.
     pub epoch: i64,
     /// Its position in the table.

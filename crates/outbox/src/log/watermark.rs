@@ -47,8 +47,8 @@ pub(crate) struct LogObservation {
 
 impl Watermark {
     /// Starts from a watermark that another node has stored.
-    pub fn from(decided: Position) -> Self {
-        Self { safe: decided, seen: decided, ..Self::default() }
+    pub fn from(stored_watermark: Position) -> Self {
+        Self { safe: stored_watermark, seen: stored_watermark, ..Self::default() }
     }
 
     /// Sets the end of the log: an end before the watermark means that this is another log, after a

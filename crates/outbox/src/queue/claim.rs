@@ -162,7 +162,7 @@ impl Claiming<'_> {
             held_up_to: HashMap::new(),
             // Every process with the owner's name may settle claimed items, not only this store
             // instance.
-            together: false,
+            group_lease: false,
             max_bytes: MAX_WINDOW_BYTES,
             by_aggregate: false,
         }

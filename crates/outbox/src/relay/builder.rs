@@ -95,7 +95,7 @@ pub(crate) struct RelaySettings {
     pub(crate) publish_retry: Option<Arc<dyn RetryPolicy>>,
     pub(crate) purge: Option<PurgeSettings>,
     pub(crate) metrics_prefix: String,
-    pub(crate) pairs: Vec<Subscription>,
+    pub(crate) subscriptions: Vec<Subscription>,
     /// Pace of subscriptions that do not set their own.
     pub(crate) subscription_defaults: PacingSettings,
     pub(crate) subscription_lease: Duration,
@@ -126,7 +126,7 @@ impl RelaySettings {
             publish_retry: None,
             purge: mode.delivers().then(PurgeSettings::default),
             metrics_prefix: "outbox".to_owned(),
-            pairs: Vec::new(),
+            subscriptions: Vec::new(),
             subscription_defaults: PacingSettings::default(),
             subscription_lease: Duration::from_secs(3),
             log_watch: Duration::from_millis(250),
@@ -846,8 +846,8 @@ impl<S> RelayBuilder<S> {
     /// relay.stop().await?;
     /// # Ok(()) }
     /// ```
-    pub fn publish(mut self, pair: Subscription) -> Self {
-        self.settings.pairs.push(pair);
+    pub fn publish(mut self, subscription: Subscription) -> Self {
+        self.settings.subscriptions.push(subscription);
         self
     }
 

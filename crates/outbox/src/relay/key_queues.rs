@@ -194,14 +194,14 @@ impl KeyQueues {
             let queue = inner.queues.entry(target.clone()).or_insert_with(|| KeyQueue {
                 jobs: VecDeque::new(),
                 state: KeyQueueState::Idle,
-                newest: KeyProgress { seq: 0, together: true },
+                newest: KeyProgress { seq: 0, group_lease: true },
                 uncertain: false,
                 refused: false,
                 unsettled: 0,
             });
             queue.unsettled += 1;
             queue.newest.seq = queue.newest.seq.max(job.delivery.seq.unwrap_or_default());
-            queue.newest.together &= job.delivery.claim == 0;
+            queue.newest.group_lease &= job.delivery.claim == 0;
             queue.jobs.push_back(job);
             if queue.state != KeyQueueState::Scheduled {
                 queue.state = KeyQueueState::Scheduled;

@@ -345,7 +345,7 @@ impl Relay {
         });
         let mut tasks = Tasks::default();
         let mut taker = None;
-        let log_relay = if engine.settings.pairs.is_empty() {
+        let log_relay = if engine.settings.subscriptions.is_empty() {
             None
         } else {
             Some(LogRelay::new(&engine, door.bell.clone()).await?)

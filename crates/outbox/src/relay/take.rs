@@ -531,7 +531,7 @@ impl Taker {
         engine.in_flight.begin_read();
         let take = Take {
             held_up_to: engine.key_queues.begin_read(),
-            together: true,
+            group_lease: true,
             by,
             from,
             limit,
@@ -567,7 +567,7 @@ impl Taker {
         }
         if let Origin::Keys(asked) = &take.from {
             let keys = taken.deliveries.iter().filter_map(|d| d.event.ordering_key());
-            let found: HashSet<&str> = keys.chain(taken.behind.iter().map(|key| &**key)).collect();
+            let found: HashSet<&str> = keys.chain(taken.blocked_keys.iter().map(|key| &**key)).collect();
             engine.key_queues.clear_skipped(asked.iter().filter(|key| !found.contains(&***key)));
         }
         let is_full = take.from == Origin::Start && take.probe.is_none();
@@ -613,7 +613,7 @@ impl Taker {
             Holder::Lease { .. } => 0,
             Holder::Exclusive { epoch, .. } => *epoch,
         };
-        engine.key_queues.mark_skipped(taken.behind);
+        engine.key_queues.mark_skipped(taken.blocked_keys);
         if taken.dead_lettered > 0 {
             // Later events of their keys may be takeable now.
             engine.request_rescan();

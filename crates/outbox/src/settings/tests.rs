@@ -438,11 +438,11 @@ prefix = "shop"
     assert_eq!(delays(relay.retry.as_deref().unwrap()), expected);
     assert_eq!(delays(relay.publish_retry.as_deref().unwrap()), expected);
 
-    let pair = Topic::new("t").to(TracingPublisher::new());
-    let pace = pair.clone().or(&relay.subscription_defaults).pace();
+    let subscription = Topic::new("t").to(TracingPublisher::new());
+    let pace = subscription.clone().or(&relay.subscription_defaults).pace();
     assert_eq!((pace.batch, pace.interval, pace.timeout), (24, 25 * SEC, 26 * SEC));
     assert_eq!((pace.idle_after, pace.idle_multiplier, pace.idle_max), (27, 2.8, 29 * SEC));
-    let own = pair.batch(7).interval(SEC).or(&relay.subscription_defaults).pace();
+    let own = subscription.batch(7).interval(SEC).or(&relay.subscription_defaults).pace();
     assert_eq!((own.batch, own.interval, own.timeout), (7, SEC, 26 * SEC), "its own go before");
 }
 

@@ -31,12 +31,12 @@ impl<DB: Database> AdminStore for SqlStore<DB> {
         self.see_overview(most).await
     }
 
-    async fn breakdown(&self, status_group: StatusGroup, look_at: usize) -> Result<Breakdown> {
-        self.break_down(status_group, look_at).await
+    async fn breakdown(&self, status_group: StatusGroup, scan_limit: usize) -> Result<Breakdown> {
+        self.break_down(status_group, scan_limit).await
     }
 
-    async fn unrouted(&self, look_at: usize) -> Result<UnroutedEvents> {
-        self.find_unrouted(look_at).await
+    async fn unrouted(&self, scan_limit: usize) -> Result<UnroutedEvents> {
+        self.find_unrouted(scan_limit).await
     }
 
     async fn attempts(&self, id: &EventId, limit: usize) -> Result<Vec<Attempt>> {
@@ -47,8 +47,8 @@ impl<DB: Database> AdminStore for SqlStore<DB> {
         self.purge_old_attempts(older_than, limit).await
     }
 
-    async fn blocked_keys(&self, look_at: usize, limit: usize) -> Result<BlockedKeys> {
-        self.find_blocked_keys(look_at, limit).await
+    async fn blocked_keys(&self, scan_limit: usize, limit: usize) -> Result<BlockedKeys> {
+        self.find_blocked_keys(scan_limit, limit).await
     }
 
     async fn skip(&self, id: &EventId, by: &NodeId) -> Result<bool> {

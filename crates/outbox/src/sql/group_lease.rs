@@ -278,10 +278,10 @@ impl<DB: Database> SqlStore<DB> {
         let asked = Instant::now();
         let mut tx = self.begin_alone().await?;
         let (mine, ended) = self.batches.before_taking();
-        let lock = if take.together { Lock::None } else { Lock::Skipping };
+        let lock = if take.group_lease { Lock::None } else { Lock::Skipping };
         let mut window = self.look(&mut tx, take, lock).await?;
-        let by_row = |row: &WindowRow| row.claim > 0 || !take.together;
-        if take.together {
+        let by_row = |row: &WindowRow| row.claim > 0 || !take.group_lease;
+        if take.group_lease {
             self.lock_rows(&mut tx, &mut window, by_row).await?;
         }
         self.block(&mut tx, &mut window, take, &mine).await?;
@@ -420,7 +420,7 @@ pub(super) fn blocking_predicate(
     mine: &[i64],
     values: &mut Vec<Value>,
 ) -> String {
-    let apart = take.held_up_to.iter().filter(|(_, reach)| !reach.together).map(|(run, _)| &*run.key);
+    let apart = take.held_up_to.iter().filter(|(_, reach)| !reach.group_lease).map(|(run, _)| &*run.key);
     let mut text = BLOCKING.to_owned();
     for (slot, value) in [
         ("{apart}", Value::texts(apart)),

@@ -72,54 +72,54 @@ impl<DB: Database> SqlStore<DB> {
         Ok(overview)
     }
 
-    pub(super) async fn break_down(&self, status_group: StatusGroup, look_at: usize) -> Result<Breakdown> {
-        let look_at = look_at.min(MAX_SCAN);
+    pub(super) async fn break_down(&self, status_group: StatusGroup, scan_limit: usize) -> Result<Breakdown> {
+        let scan_limit = scan_limit.min(MAX_SCAN);
         let reading = Reading::of::<DB>(status_group);
         let own = reading.own;
         let columns = format!("e.event_type, e.created_at, CASE WHEN {own} THEN 1 ELSE 0 END AS hit");
         // One row more, to know whether there are more.
-        let window = reading.window(&columns, "", "", look_at + 1);
+        let window = reading.window(&columns, "", "", scan_limit + 1);
         let text = format!(
-            "SELECT v.event_type, count(CASE WHEN v.n <= {look_at} AND v.hit = 1 THEN 1 END), \
-             min(CASE WHEN v.n <= {look_at} AND v.hit = 1 THEN v.created_at END), count(*) FROM (\
+            "SELECT v.event_type, count(CASE WHEN v.n <= {scan_limit} AND v.hit = 1 THEN 1 END), \
+             min(CASE WHEN v.n <= {scan_limit} AND v.hit = 1 THEN v.created_at END), count(*) FROM (\
              SELECT w.event_type, w.created_at, w.hit, row_number() OVER (ORDER BY w.place, w.seq) AS n FROM ({window}) w) v \
              GROUP BY v.event_type ORDER BY 2 DESC, 1"
         );
         let mut breakdown = Breakdown::default();
         for row in self.fetch_in_order(&text, Vec::new()).await? {
             let count = DB::int(&row, 1)?.unwrap_or_default().unsigned_abs();
-            breakdown.looked_at += DB::int(&row, 3)?.unwrap_or_default().unsigned_abs();
+            breakdown.scanned += DB::int(&row, 3)?.unwrap_or_default().unsigned_abs();
             if count > 0 {
                 let event_type = DB::shown(&row, 0).unwrap_or_default();
                 breakdown.types.push(TypeCount { event_type, count, oldest: DB::time(&row, 2)? });
             }
         }
-        let looked_at = BoundedCount::upto(breakdown.looked_at, look_at as u64);
-        (breakdown.looked_at, breakdown.more) = (looked_at.count, looked_at.more);
+        let scanned = BoundedCount::upto(breakdown.scanned, scan_limit as u64);
+        (breakdown.scanned, breakdown.more) = (scanned.count, scanned.more);
         Ok(breakdown)
     }
 
-    pub(super) async fn find_unrouted(&self, look_at: usize) -> Result<UnroutedEvents> {
+    pub(super) async fn find_unrouted(&self, scan_limit: usize) -> Result<UnroutedEvents> {
         let (nodes, leader) = (self.nodes().await?, self.leader(EXCLUSIVE).await?);
         let takers = takers(&nodes, leader.as_ref());
         if takers.iter().any(|node| !matches!(node.state.routes, NodeRoutes::Only(_))) || takers.is_empty() {
             return Ok(UnroutedEvents::default());
         }
-        let look_at = look_at.min(MAX_SCAN);
+        let scan_limit = scan_limit.min(MAX_SCAN);
         let columns = "e.event_type, e.aggregate_type, e.created_at";
         // One row more, to know whether there are more.
-        let window = Reading::of::<DB>(StatusGroup::Pending).window(columns, "", "", look_at + 1);
+        let window = Reading::of::<DB>(StatusGroup::Pending).window(columns, "", "", scan_limit + 1);
         let text = format!(
-            "SELECT v.event_type, v.aggregate_type, count(CASE WHEN v.n <= {look_at} THEN 1 END), \
+            "SELECT v.event_type, v.aggregate_type, count(CASE WHEN v.n <= {scan_limit} THEN 1 END), \
              min(v.created_at), count(*) FROM (\
              SELECT w.event_type, w.aggregate_type, w.created_at, row_number() OVER (ORDER BY w.place, w.seq) AS n \
              FROM ({window}) w) v GROUP BY v.event_type, v.aggregate_type ORDER BY 3 DESC, 1, 2"
         );
         let mut unrouted = UnroutedEvents::default();
-        let mut looked_at = 0;
+        let mut scanned = 0;
         for row in self.fetch_in_order(&text, Vec::new()).await? {
             let count = DB::int(&row, 2)?.unwrap_or_default().unsigned_abs();
-            looked_at += DB::int(&row, 4)?.unwrap_or_default().unsigned_abs();
+            scanned += DB::int(&row, 4)?.unwrap_or_default().unsigned_abs();
             let event_type = DB::shown(&row, 0).unwrap_or_default();
             let aggregate_type = DB::shown(&row, 1).unwrap_or_else(|| GLOBAL.to_owned());
             if count > 0 && !takers.iter().any(|node| node.state.routes.takes(&event_type, &aggregate_type)) {
@@ -127,21 +127,22 @@ impl<DB: Database> SqlStore<DB> {
                 unrouted.types.push(UnroutedType { event_type, aggregate_type, count, oldest });
             }
         }
-        unrouted.more = looked_at > look_at as u64 || unrouted.types.len() > UnroutedEvents::MOST;
+        unrouted.more = scanned > scan_limit as u64 || unrouted.types.len() > UnroutedEvents::MOST;
         unrouted.types.truncate(UnroutedEvents::MOST);
         unrouted.relays = takers.iter().map(|node| node.node.clone()).collect();
         Ok(unrouted)
     }
 
-    pub(super) async fn find_blocked_keys(&self, look_at: usize, limit: usize) -> Result<BlockedKeys> {
-        let look_at = look_at.min(MAX_SCAN);
-        let window = Reading::of::<DB>(StatusGroup::Dead).window("e.ordering_key AS k", "", "", look_at + 1);
+    pub(super) async fn find_blocked_keys(&self, scan_limit: usize, limit: usize) -> Result<BlockedKeys> {
+        let scan_limit = scan_limit.min(MAX_SCAN);
+        let window =
+            Reading::of::<DB>(StatusGroup::Dead).window("e.ordering_key AS k", "", "", scan_limit + 1);
         let rows = self
             .fetch_in_order(&format!("SELECT w.event_id, w.seq, w.k FROM ({window}) w"), Vec::new())
             .await?;
-        let mut more = rows.len() > look_at;
+        let mut more = rows.len() > scan_limit;
         let mut firsts: HashMap<String, (i64, String)> = HashMap::new();
-        for row in rows.iter().take(look_at) {
+        for row in rows.iter().take(scan_limit) {
             let (Some(key), Some(seq), Some(id)) = (DB::shown(row, 2), DB::int(row, 1)?, DB::shown(row, 0))
             else {
                 continue;
@@ -159,23 +160,23 @@ impl<DB: Database> SqlStore<DB> {
             if blocked.len() > limit {
                 break;
             }
-            let behind = self.count_behind(some).await?;
-            let found = some.iter().zip(behind).filter(|(_, behind)| behind.count > 0 || behind.more);
-            blocked.extend(found.map(|((key, _, id), behind)| (key.clone(), id.clone(), behind)));
+            let waiting = self.count_waiting(some).await?;
+            let found = some.iter().zip(waiting).filter(|(_, waiting)| waiting.count > 0 || waiting.more);
+            blocked.extend(found.map(|((key, _, id), waiting)| (key.clone(), id.clone(), waiting)));
         }
         more |= blocked.len() > limit;
         blocked.truncate(limit);
         let mut rows = self.rows_by_id(blocked.iter().map(|(_, id, _)| id.as_str())).await?;
-        let keys = blocked.into_iter().filter_map(|(key, id, behind)| {
+        let keys = blocked.into_iter().filter_map(|(key, id, waiting)| {
             // The event may have been replayed since.
-            Some(BlockedKey { key, head: rows.remove(&id)?, behind })
+            Some(BlockedKey { key, head: rows.remove(&id)?, waiting })
         });
         Ok(BlockedKeys { keys: keys.collect(), more })
     }
 
     /// Counts the pending events behind a place in their key. One search per key, with a limit,
     /// because a key may have many events.
-    async fn count_behind(&self, heads: &[(String, i64, String)]) -> Result<Vec<BoundedCount>> {
+    async fn count_waiting(&self, heads: &[(String, i64, String)]) -> Result<Vec<BoundedCount>> {
         let (mut text, mut values) = (String::new(), Vec::new());
         for (n, (key, seq, _)) in heads.iter().enumerate() {
             values.extend([Value::text(key), Value::Int(*seq)]);

@@ -117,7 +117,7 @@ fn is_open(filter: &Filter) -> bool {
 pub(super) fn statement<DB: Dialect>(
     ask: &PageRequest,
     limit: usize,
-    look_at: usize,
+    scan_limit: usize,
 ) -> (String, Vec<Value>) {
     let filter = counting(&ask.filter);
     let (condition, mut values) = sql::condition(&filter);
@@ -125,11 +125,11 @@ pub(super) fn statement<DB: Dialect>(
     let after = reading.after(ask.after, ask.newest_first, &mut values);
     let down = if ask.newest_first { " DESC" } else { "" };
     let hit = format!("CASE WHEN {} AND {condition} THEN 1 ELSE 0 END AS hit", reading.own);
-    let window = reading.window(&hit, &after, down, look_at);
+    let window = reading.window(&hit, &after, down, scan_limit);
     let text = format!(
         "SELECT {{int p.n}}, {{int p.hit}}, {ROW} FROM (SELECT v.event_id, v.hit, v.n FROM (\
          SELECT w.event_id, w.hit, row_number() OVER (ORDER BY w.place{down}, w.seq{down}) AS n FROM ({window}) w) v \
-         WHERE v.hit = 1 OR v.n = {look_at} ORDER BY v.n LIMIT {}) p \
+         WHERE v.hit = 1 OR v.n = {scan_limit} ORDER BY v.n LIMIT {}) p \
          {{then}} {{events}} e ON e.event_id = p.event_id ORDER BY p.n",
         limit + 1
     );
@@ -138,9 +138,9 @@ pub(super) fn statement<DB: Dialect>(
 
 impl<DB: Database> SqlStore<DB> {
     pub(super) async fn read_page(&self, ask: &PageRequest) -> Result<Page> {
-        if ask.limit == 0 || ask.look_at == 0 {
+        if ask.limit == 0 || ask.scan_limit == 0 {
             return Err(Error::Setting(
-                "a page must scan and return at least one row: limit and look_at must be greater than 0"
+                "a page must scan and return at least one row: limit and scan_limit must be greater than 0"
                     .to_owned(),
             ));
         }
@@ -149,12 +149,12 @@ impl<DB: Database> SqlStore<DB> {
             return Ok(Page::default());
         }
         let limit = ask.limit.min(PageRequest::MOST);
-        let mut look_at = ask.look_at.min(MAX_SCAN);
+        let mut scan_limit = ask.scan_limit.min(MAX_SCAN);
         if ask.status_group != StatusGroup::Done && is_open(&ask.filter) {
             // All rows match. Not so in the index of done events, which has dead events as well.
-            look_at = look_at.min(limit + 1);
+            scan_limit = scan_limit.min(limit + 1);
         }
-        let (text, values) = statement::<DB>(ask, limit, look_at);
+        let (text, values) = statement::<DB>(ask, limit, scan_limit);
         let place = |row: &EventRow| Cursor {
             at: row.done_at.filter(|_| ask.status_group == StatusGroup::Done).unwrap_or(row.available_at),
             seq: row.seq,
@@ -167,7 +167,7 @@ impl<DB: Database> SqlStore<DB> {
                 break;
             }
             let event = self.event_row(&row, 2)?;
-            if n == i64::try_from(look_at).ok() {
+            if n == i64::try_from(scan_limit).ok() {
                 page.next = Some(place(&event));
             }
             if hit {

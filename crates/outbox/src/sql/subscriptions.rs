@@ -111,8 +111,8 @@ struct ListedSubscription<'a> {
 }
 
 impl<'a> ListedSubscription<'a> {
-    fn of(pair: &'a SubscriptionId) -> Self {
-        Self { of_topic: pair.topic(), of_publisher: pair.publisher(), ..Self::default() }
+    fn of(subscription: &'a SubscriptionId) -> Self {
+        Self { of_topic: subscription.topic(), of_publisher: subscription.publisher(), ..Self::default() }
     }
 }
 
@@ -124,7 +124,7 @@ fn list<'a>(rows: impl Iterator<Item = ListedSubscription<'a>>) -> Value {
 }
 
 impl<DB: Database> SqlStore<DB> {
-    fn pair(row: &DB::Row) -> Result<SubscriptionState> {
+    fn subscription(row: &DB::Row) -> Result<SubscriptionState> {
         let text = |column| Ok::<_, sqlx::Error>(DB::text(row, column)?.unwrap_or_default());
         let (until, now) = (DB::time(row, 8)?, DB::time(row, 10)?);
         let remaining = until.zip(now).and_then(|(until, now)| (until - now).to_std().ok());
@@ -149,15 +149,16 @@ impl<DB: Database> SqlStore<DB> {
     ) -> Result<Vec<SubscriptionState>> {
         let mut tx = begin_on(&self.pools.relay).await?;
         let rows = DB::fetch(&mut tx, self.render(&format!("{PAIR}{FREE}")), vec![wanted]).await?;
-        let mut taken = rows.iter().map(Self::pair).collect::<Result<Vec<_>>>()?;
+        let mut taken = rows.iter().map(Self::subscription).collect::<Result<Vec<_>>>()?;
         if !taken.is_empty() {
-            let these = list(taken.iter().map(|pair| ListedSubscription::of(&pair.id)));
+            let these = list(taken.iter().map(|subscription| ListedSubscription::of(&subscription.id)));
             let take = self.render(&DB::change_pairs("$3", TAKE, "1 = 1"));
             DB::run(&mut tx, take, vec![Value::text(node.as_str()), Value::micros(ttl), these]).await?;
         }
         tx.commit().await?;
-        for pair in &mut taken {
-            (pair.leader, pair.epoch, pair.remaining) = (Some(node.clone()), pair.epoch + 1, ttl);
+        for subscription in &mut taken {
+            (subscription.leader, subscription.epoch, subscription.remaining) =
+                (Some(node.clone()), subscription.epoch + 1, ttl);
         }
         Ok(taken)
     }
@@ -194,16 +195,16 @@ impl<DB: Database> SqlStore<DB> {
 
     async fn tend_at_once(&self, tend: &str, node: &NodeId, ttl: Duration) -> Result<ClusterView> {
         let values = vec![Value::text(node.as_str()), Value::micros(ttl), heartbeat(node)];
-        let (mut pairs, mut nodes) = (Vec::new(), Nodes::default());
+        let (mut subscriptions, mut nodes) = (Vec::new(), Nodes::default());
         for row in self.fetch_written(tend, values).await? {
             if DB::text(&row, 2)?.is_some() {
-                pairs.push(Self::pair(&row)?);
+                subscriptions.push(Self::subscription(&row)?);
             } else {
                 let (until, now) = (DB::time(&row, 8)?, DB::time(&row, 10)?);
                 nodes.add(ttl, DB::text(&row, 0)?, DB::text(&row, 1)?, until.zip(now));
             }
         }
-        pairs.sort_by(|a, b| a.id.cmp(&b.id));
+        subscriptions.sort_by(|a, b| a.id.cmp(&b.id));
         // The statement reads the own row as it was before: missing or out of date.
         nodes.living.retain(|other| other != node);
         nodes.living.push(node.clone());
@@ -211,19 +212,19 @@ impl<DB: Database> SqlStore<DB> {
         let own = format!("log node {node}");
         nodes.dead.retain(|name| name.as_deref() != Some(&*own));
         self.delete_expired_nodes(ttl, nodes.dead).await?;
-        Ok(ClusterView { nodes: nodes.living, pairs })
+        Ok(ClusterView { nodes: nodes.living, subscriptions })
     }
 }
 
 #[async_trait]
 impl<DB: Database> SubscriptionStore for SqlStore<DB> {
-    async fn register(&self, pairs: &[(SubscriptionId, bool)]) -> Result<()> {
-        if pairs.is_empty() {
+    async fn register(&self, subscriptions: &[(SubscriptionId, bool)]) -> Result<()> {
+        if subscriptions.is_empty() {
             return Ok(());
         }
-        let rows = pairs.iter().map(|(pair, head)| ListedSubscription {
+        let rows = subscriptions.iter().map(|(subscription, head)| ListedSubscription {
             at_head: (*head).into(),
-            ..ListedSubscription::of(pair)
+            ..ListedSubscription::of(subscription)
         });
         self.run(DB::REGISTER, vec![list(rows)]).await?;
         Ok(())
@@ -236,23 +237,23 @@ impl<DB: Database> SubscriptionStore for SqlStore<DB> {
         self.beat(node, ttl).await?;
         let renew = format!("{RENEW}{}", DB::in_order(LED));
         self.run(&renew, vec![Value::text(node.as_str()), Value::micros(ttl)]).await?;
-        Ok(ClusterView { nodes: self.living(ttl).await?, pairs: self.pairs().await? })
+        Ok(ClusterView { nodes: self.living(ttl).await?, subscriptions: self.subscriptions().await? })
     }
 
-    async fn pairs(&self) -> Result<Vec<SubscriptionState>> {
-        self.fetch(&format!("{PAIR}{PAIRS}"), Vec::new()).await?.iter().map(Self::pair).collect()
+    async fn subscriptions(&self) -> Result<Vec<SubscriptionState>> {
+        self.fetch(&format!("{PAIR}{PAIRS}"), Vec::new()).await?.iter().map(Self::subscription).collect()
     }
 
     async fn claim(
         &self,
         node: &NodeId,
         ttl: Duration,
-        pairs: &[SubscriptionId],
+        subscriptions: &[SubscriptionId],
     ) -> Result<Vec<SubscriptionState>> {
-        if pairs.is_empty() {
+        if subscriptions.is_empty() {
             return Ok(Vec::new());
         }
-        let wanted = list(pairs.iter().map(ListedSubscription::of));
+        let wanted = list(subscriptions.iter().map(ListedSubscription::of));
         self.retried(|| self.claim_pairs(node, ttl, wanted.clone())).await
     }
 
@@ -268,12 +269,12 @@ impl<DB: Database> SubscriptionStore for SqlStore<DB> {
             // The maximum of the column.
             new_errors: m.error_count.min(i32::MAX.unsigned_abs()),
             new_error: m.last_error.as_deref().map(short_error),
-            ..ListedSubscription::of(&m.pair)
+            ..ListedSubscription::of(&m.subscription)
         }));
         let values = vec![Value::text(node.as_str()), rows];
         let moved = self.run(&DB::change_pairs("$2", MOVE, MOVABLE), values.clone()).await?;
         if moved == moves.len() as u64 {
-            return Ok(moves.iter().map(|m| m.pair.clone()).collect());
+            return Ok(moves.iter().map(|m| m.subscription.clone()).collect());
         }
         // Some did not move. They are looked up, because not every database reports which.
         let rows = self.fetch(MOVED, values).await?;
@@ -286,15 +287,14 @@ impl<DB: Database> SubscriptionStore for SqlStore<DB> {
             .collect())
     }
 
-    async fn release(&self, node: &NodeId, pairs: &[(SubscriptionId, i64)]) -> Result<()> {
-        if pairs.is_empty() {
+    async fn release(&self, node: &NodeId, subscriptions: &[(SubscriptionId, i64)]) -> Result<()> {
+        if subscriptions.is_empty() {
             return Ok(());
         }
-        let rows =
-            list(pairs.iter().map(|(pair, epoch)| ListedSubscription {
-                of_epoch: *epoch,
-                ..ListedSubscription::of(pair)
-            }));
+        let rows = list(subscriptions.iter().map(|(subscription, epoch)| ListedSubscription {
+            of_epoch: *epoch,
+            ..ListedSubscription::of(subscription)
+        }));
         let release = DB::change_pairs("$2", CLEAR_LEADER, "e.leader = $1 AND e.epoch = s.of_epoch");
         self.run(&release, vec![Value::text(node.as_str()), rows]).await?;
         Ok(())
@@ -327,9 +327,12 @@ impl<DB: Database> SubscriptionStore for SqlStore<DB> {
         self.run(&format!("UPDATE {{progress}} AS e SET {set} WHERE {}", DB::in_order(which)), values).await
     }
 
-    async fn reset(&self, pair: &SubscriptionId, position: Position) -> Result<bool> {
-        let values =
-            vec![Value::text(pair.topic()), Value::text(pair.publisher()), Value::Int(position.get())];
+    async fn reset(&self, subscription: &SubscriptionId, position: Position) -> Result<bool> {
+        let values = vec![
+            Value::text(subscription.topic()),
+            Value::text(subscription.publisher()),
+            Value::Int(position.get()),
+        ];
         Ok(self.run(RESET, values).await? > 0)
     }
 }

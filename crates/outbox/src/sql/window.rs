@@ -17,7 +17,7 @@ pub(super) struct Window {
     pub(super) rows: Vec<WindowRow>,
     /// Numbers of rows that cannot be leased or read, with the reasons. They are dead-lettered.
     pub(super) unusable: Vec<(i64, String)>,
-    pub(super) behind: Vec<Arc<str>>,
+    pub(super) blocked_keys: Vec<Arc<str>>,
     /// How many rows were left out because they have an aggregate and no key.
     unkeyed: usize,
     /// The types of the rows that were left out, and of the events that block them.
@@ -113,9 +113,19 @@ impl Window {
 
     /// An empty window for this many bytes. The first row always fits.
     pub(super) fn new(room: usize) -> Self {
-        let (rows, unusable, behind) = (Vec::new(), Vec::new(), Vec::new());
+        let (rows, unusable, blocked_keys) = (Vec::new(), Vec::new(), Vec::new());
         let skipped_types = BTreeSet::new();
-        Self { rows, unusable, behind, unkeyed: 0, skipped_types, cursor: None, scanned: 0, room, cut: false }
+        Self {
+            rows,
+            unusable,
+            blocked_keys,
+            unkeyed: 0,
+            skipped_types,
+            cursor: None,
+            scanned: 0,
+            room,
+            cut: false,
+        }
     }
 
     /// Adds a row. A row that does not fit is dropped, and so is every row after it: they are read
@@ -124,7 +134,7 @@ impl Window {
         let bytes = row.as_ref().map_or(0, WindowRow::bytes);
         if self.cut || (bytes > self.room && !self.rows.is_empty()) {
             self.cut = true;
-            self.behind.extend(row.ok().and_then(|row| row.key));
+            self.blocked_keys.extend(row.ok().and_then(|row| row.key));
             return;
         }
         self.scanned += 1;
@@ -158,11 +168,11 @@ impl Window {
 
     /// Leaves out rows that cannot be taken now. Their keys have to be read again.
     pub(super) fn leave_out(&mut self, which: impl Fn(&WindowRow) -> bool) {
-        let (behind, types) = (&mut self.behind, &mut self.skipped_types);
+        let (blocked_keys, types) = (&mut self.blocked_keys, &mut self.skipped_types);
         self.rows.retain(|row| {
             let out = which(row);
             if out {
-                behind.extend(row.key.clone());
+                blocked_keys.extend(row.key.clone());
                 let new = row.event_type().filter(|event_type| !types.contains(*event_type));
                 types.extend(new.map(str::to_owned));
             }
@@ -179,13 +189,13 @@ impl Window {
         let mut taken = Taken {
             cursor: self.cursor,
             scanned: self.scanned,
-            behind: self.behind,
+            blocked_keys: self.blocked_keys,
             unkeyed: self.unkeyed,
             skipped_types: self.skipped_types,
             ..Taken::default()
         };
-        taken.behind.sort_unstable();
-        taken.behind.dedup();
+        taken.blocked_keys.sort_unstable();
+        taken.blocked_keys.dedup();
         for row in self.rows {
             let now = row.now;
             let created_at = row.columns.as_ref().ok().map(|c| c.created_at.clamped());

@@ -31,12 +31,12 @@ pub trait AdminStore: Send + Sync + 'static {
     /// Counts of the table by state. Counting stops at `most`, at most a million.
     async fn overview(&self, most: u64) -> Result<Overview>;
 
-    /// Of the first `look_at` events of a status group: number and oldest event of each type.
-    async fn breakdown(&self, status_group: StatusGroup, look_at: usize) -> Result<Breakdown>;
+    /// Of the first `scan_limit` events of a status group: number and oldest event of each type.
+    async fn breakdown(&self, status_group: StatusGroup, scan_limit: usize) -> Result<Breakdown>;
 
-    /// Of the first `look_at` pending events: those that no running relay
+    /// Of the first `scan_limit` pending events: those that no running relay
     /// [routes](super::NodeState::routes). Empty if no relay runs, or if one routes everything.
-    async fn unrouted(&self, look_at: usize) -> Result<UnroutedEvents>;
+    async fn unrouted(&self, scan_limit: usize) -> Result<UnroutedEvents>;
 
     /// The last failed attempts of an event, oldest first.
     async fn attempts(&self, id: &EventId, limit: usize) -> Result<Vec<Attempt>>;
@@ -44,11 +44,11 @@ pub trait AdminStore: Send + Sync + 'static {
     /// Deletes one batch of failed attempts older than this. Returns how many.
     async fn purge_attempts(&self, older_than: Duration, limit: usize) -> Result<u64>;
 
-    /// Keys whose first dead event blocks later events, among the first `look_at` dead events.
+    /// Keys whose first dead event blocks later events, among the first `scan_limit` dead events.
     ///
     /// The later events are blocked for relays with [`OnDead::Hold`](super::OnDead::Hold); relays
     /// with [`OnDead::Skip`](super::OnDead::Skip) deliver them.
-    async fn blocked_keys(&self, look_at: usize, limit: usize) -> Result<BlockedKeys>;
+    async fn blocked_keys(&self, scan_limit: usize, limit: usize) -> Result<BlockedKeys>;
 
     /// Settles a dead event: it becomes DONE by this operator, keeps its error, and unblocks its
     /// key. Returns whether such a dead event existed.

@@ -39,7 +39,7 @@ pub struct PageRequest {
     /// Maximum number of rows to return: 1 to 1,000.
     pub limit: usize,
     /// Maximum number of rows to read: 1 to 100,000.
-    pub look_at: usize,
+    pub scan_limit: usize,
 }
 
 impl PageRequest {
@@ -56,7 +56,7 @@ impl Default for PageRequest {
             newest_first: false,
             after: None,
             limit: 50,
-            look_at: 5_000,
+            scan_limit: 5_000,
         }
     }
 }
@@ -185,7 +185,7 @@ pub struct Breakdown {
     /// The most frequent type first.
     pub types: Vec<TypeCount>,
     /// Number of events that were read.
-    pub looked_at: u64,
+    pub scanned: u64,
     /// Whether there are more.
     pub more: bool,
 }
@@ -234,5 +234,5 @@ pub struct BlockedKey {
     /// The dead event.
     pub head: EventRow,
     /// Number of events blocked by it.
-    pub behind: BoundedCount,
+    pub waiting: BoundedCount,
 }

@@ -470,12 +470,12 @@ impl AdminStore for FailingStore {
         self.inner.overview(most).await
     }
 
-    async fn breakdown(&self, status_group: StatusGroup, look_at: usize) -> Result<Breakdown> {
-        self.inner.breakdown(status_group, look_at).await
+    async fn breakdown(&self, status_group: StatusGroup, scan_limit: usize) -> Result<Breakdown> {
+        self.inner.breakdown(status_group, scan_limit).await
     }
 
-    async fn unrouted(&self, look_at: usize) -> Result<UnroutedEvents> {
-        self.inner.unrouted(look_at).await
+    async fn unrouted(&self, scan_limit: usize) -> Result<UnroutedEvents> {
+        self.inner.unrouted(scan_limit).await
     }
 
     async fn attempts(&self, id: &EventId, limit: usize) -> Result<Vec<Attempt>> {
@@ -486,8 +486,8 @@ impl AdminStore for FailingStore {
         self.inner.purge_attempts(older_than, limit).await
     }
 
-    async fn blocked_keys(&self, look_at: usize, limit: usize) -> Result<BlockedKeys> {
-        self.inner.blocked_keys(look_at, limit).await
+    async fn blocked_keys(&self, scan_limit: usize, limit: usize) -> Result<BlockedKeys> {
+        self.inner.blocked_keys(scan_limit, limit).await
     }
 
     async fn skip(&self, id: &EventId, by: &NodeId) -> Result<bool> {
@@ -568,8 +568,8 @@ impl LogStore for FailingStore {
         self.inner_log().advance(frontier).await
     }
 
-    async fn decided(&self) -> Result<Position> {
-        self.inner_log().decided().await
+    async fn stored_watermark(&self) -> Result<Position> {
+        self.inner_log().stored_watermark().await
     }
 
     async fn store_watermark(&self, safe: Position) -> Result<()> {
@@ -587,8 +587,8 @@ impl LogStore for FailingStore {
 
 #[async_trait::async_trait]
 impl SubscriptionStore for FailingStore {
-    async fn register(&self, pairs: &[(SubscriptionId, bool)]) -> Result<()> {
-        self.inner_log().register(pairs).await
+    async fn register(&self, subscriptions: &[(SubscriptionId, bool)]) -> Result<()> {
+        self.inner_log().register(subscriptions).await
     }
 
     async fn tend(&self, node: &NodeId, ttl: Duration) -> Result<ClusterView> {
@@ -596,17 +596,17 @@ impl SubscriptionStore for FailingStore {
         self.inner_log().tend(node, ttl).await
     }
 
-    async fn pairs(&self) -> Result<Vec<SubscriptionState>> {
-        self.inner_log().pairs().await
+    async fn subscriptions(&self) -> Result<Vec<SubscriptionState>> {
+        self.inner_log().subscriptions().await
     }
 
     async fn claim(
         &self,
         node: &NodeId,
         ttl: Duration,
-        pairs: &[SubscriptionId],
+        subscriptions: &[SubscriptionId],
     ) -> Result<Vec<SubscriptionState>> {
-        self.inner_log().claim(node, ttl, pairs).await
+        self.inner_log().claim(node, ttl, subscriptions).await
     }
 
     async fn save(&self, node: &NodeId, moves: &[ProgressUpdate]) -> Result<Vec<SubscriptionId>> {
@@ -614,8 +614,8 @@ impl SubscriptionStore for FailingStore {
         self.inner_log().save(node, moves).await
     }
 
-    async fn release(&self, node: &NodeId, pairs: &[(SubscriptionId, i64)]) -> Result<()> {
-        self.inner_log().release(node, pairs).await
+    async fn release(&self, node: &NodeId, subscriptions: &[(SubscriptionId, i64)]) -> Result<()> {
+        self.inner_log().release(node, subscriptions).await
     }
 
     async fn leave(&self, node: &NodeId) -> Result<()> {
@@ -631,7 +631,7 @@ impl SubscriptionStore for FailingStore {
         self.inner_log().set_status(publisher, topic, status).await
     }
 
-    async fn reset(&self, pair: &SubscriptionId, position: Position) -> Result<bool> {
-        self.inner_log().reset(pair, position).await
+    async fn reset(&self, subscription: &SubscriptionId, position: Position) -> Result<bool> {
+        self.inner_log().reset(subscription, position).await
     }
 }

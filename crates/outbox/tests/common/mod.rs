@@ -199,8 +199,10 @@ impl<DB: Backend> TestDb<DB> {
         for _ in 0..2 {
             self.advance(Duration::from_millis(1));
             let is_renewed = async || {
-                let pairs = self.outbox.log_admin().pairs().await.unwrap();
-                pairs.iter().any(|pair| pair.id.publisher() == publisher && pair.remaining == lease)
+                let subscriptions = self.outbox.log_admin().subscriptions().await.unwrap();
+                subscriptions.iter().any(|subscription| {
+                    subscription.id.publisher() == publisher && subscription.remaining == lease
+                })
             };
             while !is_renewed().await {
                 tokio::time::sleep(Duration::from_millis(5)).await;

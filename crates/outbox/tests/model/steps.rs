@@ -106,7 +106,7 @@ pub enum Taker {
     Lease {
         owner: u8,
         /// By a group lease, where the database has group leases.
-        together: bool,
+        group_lease: bool,
         /// Continues keys behind the events that it holds of them.
         onward: bool,
     },
@@ -216,7 +216,7 @@ fn taker() -> impl Strategy<Value = Taker> {
     let held = || prop_oneof![3 => Just(0), 1 => 1..4_usize];
     prop_oneof![
         3 => (0..3_u8, any::<bool>(), any::<bool>())
-            .prop_map(|(owner, together, onward)| Taker::Lease { owner, together, onward }),
+            .prop_map(|(owner, group_lease, onward)| Taker::Lease { owner, group_lease, onward }),
         1 => (0..3_u8, [held(), held(), held()]).prop_map(|(owner, held)| Taker::Leader(owner, held)),
     ]
 }
@@ -264,7 +264,7 @@ fn step_of_leases() -> impl Strategy<Value = Step> {
         expires: false,
     });
     let taker = (0..3_u8, proptest::bool::weighted(0.8), proptest::bool::weighted(0.8))
-        .prop_map(|(owner, together, onward)| Taker::Lease { owner, together, onward });
+        .prop_map(|(owner, group_lease, onward)| Taker::Lease { owner, group_lease, onward });
     let from =
         prop_oneof![4 => Just(From::Start), 1 => Just(From::Cursor), 1 => (0..2_u8).prop_map(From::Key)];
     let limit = prop_oneof![2 => Just(1), 1 => Just(2), 2 => Just(10)];

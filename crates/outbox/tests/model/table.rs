@@ -108,13 +108,13 @@ impl KeyQueue {
         }
         let id = KeyQueueId { key, destination: destination.filter(|_| !whole) };
         let i = queues.iter().position(|run| run.is(owner, settings) && run.id == id).unwrap_or_else(|| {
-            let frontier = KeyProgress { seq: 0, together: true };
+            let frontier = KeyProgress { seq: 0, group_lease: true };
             queues.push(KeyQueue { owner: owner.clone(), settings, id, frontier, left: Vec::new() });
             queues.len() - 1
         });
         let run = &mut queues[i];
         run.frontier.seq = run.frontier.seq.max(row.seq);
-        run.frontier.together &= row.claims == 0;
+        run.frontier.group_lease &= row.claims == 0;
         run.left.push((row.id.clone(), row.claims));
     }
 

@@ -160,7 +160,7 @@ impl World {
     /// Asserts that the table equals the model.
     async fn compare(&mut self) {
         let listed = self.store.list(&Filter::default(), 100_000).await.unwrap();
-        assert!(listed.windows(2).all(|pair| pair[0].seq < pair[1].seq));
+        assert!(listed.windows(2).all(|subscription| subscription[0].seq < subscription[1].seq));
         assert_eq!(listed.len(), self.model.rows.len());
         for (stored, row) in listed.iter().zip(&self.model.rows) {
             let event = stored.event.as_ref().unwrap();
@@ -243,13 +243,13 @@ impl World {
                     (From::Key(n), _) => Origin::Keys(vec![format!("key-{n}").into(), "key-0".into()]),
                     _ => Origin::Start,
                 };
-                let (by, held_up_to, together) = match by {
-                    Taker::Lease { owner, together, onward } => {
+                let (by, held_up_to, group_lease) = match by {
+                    Taker::Lease { owner, group_lease, onward } => {
                         let settings = (*on_dead, *destinations);
                         let queues =
                             self.queues.iter().filter(|run| *onward && run.is(&node(*owner), settings));
                         let held_up_to = queues.map(|run| (run.id.clone(), run.frontier)).collect();
-                        (lease(*owner), held_up_to, *together)
+                        (lease(*owner), held_up_to, *group_lease)
                     }
                     Taker::Leader(owner, held) => {
                         let by = Holder::Exclusive { owner: node(*owner), epoch: self.model.lead.epoch };
@@ -265,7 +265,7 @@ impl World {
                     skip_types: skip_type.then(|| TYPES[1].to_owned()).into_iter().collect(),
                     only: only_type.then(|| Arc::new(Routed::default().and_type(TYPES[0]))),
                     held_up_to,
-                    together,
+                    group_lease,
                     probe: None,
                     max_bytes: usize::MAX,
                     by_aggregate: false,
@@ -348,7 +348,7 @@ impl World {
             let key: Arc<str> = format!("key-{n}").into();
             let of_key = self.model.rows.iter().filter(|row| row.key.as_ref() == Some(&key));
             if let Some(row) = of_key.take(*held).last() {
-                held_up_to.insert(KeyQueueId::of_key(key), KeyProgress { seq: row.seq, together: false });
+                held_up_to.insert(KeyQueueId::of_key(key), KeyProgress { seq: row.seq, group_lease: false });
             }
         }
         held_up_to
@@ -425,7 +425,7 @@ impl World {
             .filter(|i| !expected.contains(i))
             .map(|i| self.model.rows[*i].key.clone().unwrap())
             .collect();
-        assert_eq!(taken.behind.iter().cloned().collect::<BTreeSet<_>>(), behind);
+        assert_eq!(taken.blocked_keys.iter().cloned().collect::<BTreeSet<_>>(), behind);
         if !matches!(take.from, Origin::Keys(_)) {
             let last = window.last().map(|i| &self.model.rows[*i]);
             assert_eq!(taken.cursor, last.map(|row| Cursor { at: row.available_at, seq: row.seq }));
@@ -439,7 +439,7 @@ impl World {
         for delivery in &taken.deliveries {
             let i = self.model.rows.iter().position(|row| row.id == *delivery.event.id()).unwrap();
             assert!(self.model.is_free(&self.model.rows[i], now), "two nodes hold the event");
-            let together = take.together && self.has_group_leases() && self.model.rows[i].claims == 0;
+            let group_lease = take.group_lease && self.has_group_leases() && self.model.rows[i].claims == 0;
             let row = &mut self.model.rows[i];
             if let Some(key) = delivery.event.ordering_key() {
                 assert!(newest.insert(key, row.seq).is_none_or(|before| before < row.seq), "out of order");
@@ -451,7 +451,7 @@ impl World {
             assert_eq!(delivery.waited, (now - row.available_at).to_std().unwrap());
             assert_eq!(delivery.expires_in, row.expires_at.map(|end| end - now));
             if let Holder::Lease { owner, lease } = &take.by {
-                if together {
+                if group_lease {
                     row.group = Some(group);
                 } else {
                     row.claims += 1;
@@ -528,7 +528,7 @@ impl World {
             Holder::Exclusive { .. } => {
                 let is_moved = |(id, _): &(EventId, Claim)| settlements.iter().any(|s| s.id == *id);
                 for run in self.queues.iter_mut().filter(|run| run.left.iter().any(is_moved)) {
-                    run.frontier.together = false;
+                    run.frontier.group_lease = false;
                 }
             }
         }
@@ -591,7 +591,10 @@ impl World {
         let mut types: BTreeMap<&str, u64> = BTreeMap::new();
         rows.iter().for_each(|row| *types.entry(&row.event_type).or_default() += 1);
         let found = self.store.types(&filter, 10).await.unwrap();
-        assert!(found.windows(2).all(|pair| pair[0].1 >= pair[1].1), "the most frequent comes first");
+        assert!(
+            found.windows(2).all(|subscription| subscription[0].1 >= subscription[1].1),
+            "the most frequent comes first"
+        );
         assert_eq!(found.iter().map(|(name, n)| (&**name, *n)).collect::<BTreeMap<_, _>>(), types);
         let oldest_due = self.model.oldest_due(now);
         let stats = Stats {
@@ -626,7 +629,7 @@ impl World {
             row.unlock();
             // The replayed event is in no queue, though it may lie before the end of one.
             for run in self.queues.iter_mut().filter(|run| row.key.as_ref() == Some(&run.id.key)) {
-                run.frontier.together = false;
+                run.frontier.group_lease = false;
             }
         }
         let expected = Replayed { moved: matching.len() as u64, last };

@@ -43,20 +43,23 @@ impl Balancer {
         view: &ClusterView,
     ) -> Rebalance {
         let quota = runs.len().div_ceil(view.nodes.len().max(1));
-        self.spare.retain(|pair, rounds| {
+        self.spare.retain(|subscription, rounds| {
             *rounds -= 1;
-            *rounds > 0 && leads.contains(pair)
+            *rounds > 0 && leads.contains(subscription)
         });
-        for led in view.pairs.iter().filter(|state| !state.is_free() && state.leader.as_ref() != Some(me)) {
+        for led in
+            view.subscriptions.iter().filter(|state| !state.is_free() && state.leader.as_ref() != Some(me))
+        {
             self.patience.remove(&led.id);
         }
         let counted: Vec<&SubscriptionId> = {
-            let mut counted: Vec<_> = leads.iter().filter(|pair| !self.spare.contains_key(*pair)).collect();
+            let mut counted: Vec<_> =
+                leads.iter().filter(|subscription| !self.spare.contains_key(*subscription)).collect();
             counted.sort();
             counted
         };
         let mut free: Vec<SubscriptionId> = view
-            .pairs
+            .subscriptions
             .iter()
             .filter(|state| runs.contains(&state.id) && state.is_free())
             .map(|state| state.id.clone())
@@ -70,18 +73,18 @@ impl Balancer {
         }
         let quota_left = quota.saturating_sub(counted.len());
         let mut rebalance = Rebalance::default();
-        for (n, pair) in free.iter().enumerate() {
+        for (n, subscription) in free.iter().enumerate() {
             if n < quota_left {
-                rebalance.claim.push(pair.clone());
-            } else if self.free_before.contains(pair) {
-                let patience = self.patience.entry(pair.clone()).or_insert(SPARE.0);
-                self.spare.insert(pair.clone(), *patience);
+                rebalance.claim.push(subscription.clone());
+            } else if self.free_before.contains(subscription) {
+                let patience = self.patience.entry(subscription.clone()).or_insert(SPARE.0);
+                self.spare.insert(subscription.clone(), *patience);
                 *patience = (*patience * 2).min(SPARE.1);
-                rebalance.claim.push(pair.clone());
+                rebalance.claim.push(subscription.clone());
             }
         }
         if counted.len() > quota {
-            rebalance.release = counted[quota..].iter().map(|pair| (*pair).clone()).collect();
+            rebalance.release = counted[quota..].iter().map(|subscription| (*subscription).clone()).collect();
         }
         self.free_before = free.into_iter().collect();
         rebalance
@@ -100,7 +103,7 @@ mod tests {
     }
 
     fn view(nodes: usize, leaders: &[Option<&str>]) -> ClusterView {
-        let pairs = leaders.iter().enumerate().map(|(n, leader)| SubscriptionState {
+        let subscriptions = leaders.iter().enumerate().map(|(n, leader)| SubscriptionState {
             id: id(n),
             status: SubscriptionStatus::Active,
             position: Position::START,
@@ -113,7 +116,7 @@ mod tests {
         });
         ClusterView {
             nodes: (0..nodes).map(|n| NodeId::from(format!("n{n}"))).collect(),
-            pairs: pairs.collect(),
+            subscriptions: subscriptions.collect(),
         }
     }
 

@@ -218,21 +218,24 @@ impl LogRelay {
     /// errors of the first contact.
     pub(crate) async fn new(engine: &Engine, bell: Arc<Notify>) -> Result<Self> {
         let (settings, stop) = (&engine.settings, engine.stop.clone());
-        let pairs: Vec<Subscription> =
-            settings.pairs.iter().map(|pair| pair.clone().or(&settings.subscription_defaults)).collect();
-        check(&pairs)?;
+        let definitions: Vec<Subscription> = settings
+            .subscriptions
+            .iter()
+            .map(|subscription| subscription.clone().or(&settings.subscription_defaults))
+            .collect();
+        check(&definitions)?;
         let log = LogHandle::new(engine.store.clone())?;
         // A node that was given a name and restarted must not pass for its previous process, which
         // may still run.
         let life = EventId::generate();
         let node = NodeId::from(format!("{}:{}", settings.node, &life.as_str()[16..]));
         let metrics = SubscriptionMetrics::new(&settings.metrics_prefix, log.name());
-        let subscription = |pair: Subscription| LocalSubscription {
-            meters: Meters::new(&metrics, pair.id()),
-            pair,
+        let subscription = |definition: Subscription| LocalSubscription {
+            meters: Meters::new(&metrics, definition.id()),
+            definition,
             leader: None,
         };
-        let subscriptions: Vec<LocalSubscription> = pairs.into_iter().map(subscription).collect();
+        let subscriptions: Vec<LocalSubscription> = definitions.into_iter().map(subscription).collect();
         let index = subscriptions
             .iter()
             .enumerate()
@@ -296,11 +299,11 @@ impl LogRelay {
         let rows: Vec<(SubscriptionId, bool)> = self
             .subscriptions
             .iter()
-            .map(|subscription| (subscription.id().clone(), subscription.pair.from_now))
+            .map(|subscription| (subscription.id().clone(), subscription.definition.from_now))
             .collect();
         log.register(&rows).await?;
         // The safe position of other nodes: not every gap of the log has to be waited for again.
-        let (stored_watermark, head) = (log.decided().await?, log.head().await?);
+        let (stored_watermark, head) = (log.stored_watermark().await?, log.head().await?);
         self.stored_watermark = if stored_watermark <= head { stored_watermark } else { Position::START };
         (self.safe, self.frontier) = (self.stored_watermark, Some(Watermark::from(self.stored_watermark)));
         let asked = Instant::now();
@@ -355,8 +358,8 @@ impl LogRelay {
     fn step(&mut self, now: Instant) -> Instant {
         if self.stopping.is_none() {
             self.poll_log(now);
-            for pair in 0..self.subscriptions.len() {
-                self.send_next(pair, now);
+            for index in 0..self.subscriptions.len() {
+                self.send_next(index, now);
             }
             self.read(now);
         }
@@ -589,20 +592,20 @@ impl Drop for AppendListener {
 }
 
 /// Checks that subscriptions are distinct, and their settings valid.
-fn check(pairs: &[Subscription]) -> Result<()> {
+fn check(subscriptions: &[Subscription]) -> Result<()> {
     let mut seen = HashSet::new();
     let mut topics: HashMap<&str, &Topic> = HashMap::new();
-    for pair in pairs {
-        pair.check()?;
-        if !seen.insert(&pair.id) {
+    for subscription in subscriptions {
+        subscription.check()?;
+        if !seen.insert(&subscription.id) {
             return Err(Error::DuplicatePublisher {
-                topic: pair.id.topic().to_owned(),
-                publisher: pair.id.publisher().to_owned(),
+                topic: subscription.id.topic().to_owned(),
+                publisher: subscription.id.publisher().to_owned(),
             });
         }
-        let topic = topics.entry(pair.id.topic()).or_insert(&pair.topic);
-        if **topic != pair.topic {
-            let name = pair.id.topic();
+        let topic = topics.entry(subscription.id.topic()).or_insert(&subscription.topic);
+        if **topic != subscription.topic {
+            let name = subscription.id.topic();
             return Err(Error::Setting(format!(
                 "two topics named {name:?} have different rules: give each its own name"
             )));

@@ -49,15 +49,15 @@ impl LogRelay {
     }
 
     /// Sends the next batch of a subscription to its publisher.
-    pub(super) fn send_next(&mut self, pair: usize, now: Instant) {
-        let subscription = &mut self.subscriptions[pair];
+    pub(super) fn send_next(&mut self, index: usize, now: Instant) {
+        let subscription = &mut self.subscriptions[index];
         let Some(leader) = subscription.leader.as_mut().filter(|leader| leader.is_ready(now)) else { return };
         if leader.cursor >= self.safe || self.recheck != Recheck::NotNeeded || self.confirm_after.is_some() {
             return;
         }
         let (batch_size, mark) = (leader.pacing.batch_size(), (leader.pacing.errors + 1, leader.epoch));
         let gathered =
-            self.chunks.gather(&subscription.pair.topic, leader.cursor, self.safe, batch_size, mark);
+            self.chunks.gather(&subscription.definition.topic, leader.cursor, self.safe, batch_size, mark);
         let Gathered { events, upto, missing } = gathered;
         // The next range too, before it is needed: reading goes on while publishers work.
         let ahead = if missing { upto } else { self.chunks.after(upto).map_or(upto, |chunk| chunk.upto) };
@@ -66,16 +66,17 @@ impl LogRelay {
             return self.want(ahead);
         }
         let span = tracing::debug_span!(
-            "outbox.publish", store = self.log.name(), pair = %subscription.pair.id, events = events.len()
+            "outbox.publish", store = self.log.name(), subscription = %subscription.definition.id, events = events.len()
         );
-        let (publisher, limit) = (subscription.pair.publisher.clone(), subscription.pair.pace().timeout);
+        let (publisher, limit) =
+            (subscription.definition.publisher.clone(), subscription.definition.pace().timeout);
         self.batches += 1;
         let (responses, batch) = (self.responses.clone(), self.batches);
         let positions: Vec<Position> = events.iter().filter_map(|event| event.position).collect();
         let task = tokio::spawn(
             async move {
                 let outcome = publish(&*publisher, &events, limit).await;
-                let _ = responses.send(Response::Published { pair, batch, outcome });
+                let _ = responses.send(Response::Published { index, batch, outcome });
             }
             .instrument(span),
         );
@@ -126,7 +127,7 @@ impl LogRelay {
                 let leader = subscription.leader.as_mut().filter(|leader| leader.needs_saving())?;
                 leader.published = false;
                 leader.saving = true;
-                Some(leader.to_save(&subscription.pair.id))
+                Some(leader.to_save(&subscription.definition.id))
             })
             .collect();
         if moves.is_empty() {
@@ -171,20 +172,20 @@ impl LogRelay {
                 .as_ref()
                 .filter(|l| l.releasing && l.in_flight.is_none() && !l.needs_saving());
             if let Some(leader) = at_rest {
-                released.push((subscription.pair.id.clone(), leader.epoch));
+                released.push((subscription.definition.id.clone(), leader.epoch));
                 subscription.stop_leading();
             }
         }
         self.release(released);
     }
 
-    pub(super) fn release(&mut self, pairs: Vec<(SubscriptionId, i64)>) {
-        if pairs.is_empty() {
+    pub(super) fn release(&mut self, subscriptions: Vec<(SubscriptionId, i64)>) {
+        if subscriptions.is_empty() {
             return;
         }
         let node = self.node.clone();
         self.request(Request::Update, async move |log| {
-            let result = log.release(&node, &pairs).await;
+            let result = log.release(&node, &subscriptions).await;
             log.notify_nodes().await;
             Response::Updated { what: "could not hand over publishers", result }
         });
@@ -205,15 +206,15 @@ impl LogRelay {
 
     /// Creates rows that were deleted.
     pub(super) fn register_missing(&mut self, view: &ClusterView) {
-        let there: HashSet<&SubscriptionId> = view.pairs.iter().map(|state| &state.id).collect();
+        let there: HashSet<&SubscriptionId> = view.subscriptions.iter().map(|state| &state.id).collect();
         let missing = self.subscriptions.iter().filter(|subscription| !there.contains(subscription.id()));
         let missing: Vec<(SubscriptionId, bool)> =
-            missing.map(|s| (s.id().clone(), s.pair.from_now)).collect();
+            missing.map(|s| (s.id().clone(), s.definition.from_now)).collect();
         if missing.is_empty() {
             return;
         }
-        for (pair, _) in &missing {
-            self.subscriptions[self.index[pair]].stop_leading();
+        for (id, _) in &missing {
+            self.subscriptions[self.index[id]].stop_leading();
         }
         self.request(Request::Update, async move |log| {
             let result = log.register(&missing).await;
@@ -221,19 +222,19 @@ impl LogRelay {
         });
     }
 
-    pub(super) fn claim(&mut self, pairs: Vec<SubscriptionId>, asked: Instant, lease: Duration) {
+    pub(super) fn claim(&mut self, subscriptions: Vec<SubscriptionId>, asked: Instant, lease: Duration) {
         // Counted from the time of the request, as the lease is. An idle node sends a heartbeat
         // twice per lease, and when the lease of another node should have ended.
         self.long_lease = lease > self.ttl;
         self.heartbeat_at = if self.confirm_after.is_some() {
             asked
-        } else if self.long_lease && pairs.is_empty() {
+        } else if self.long_lease && subscriptions.is_empty() {
             let at = asked + lease / 2;
             self.others_expire_at.map_or(at, |end| at.min(end.max(asked + self.ttl / 4)))
         } else {
             asked + self.ttl / 4
         };
-        if pairs.is_empty() {
+        if subscriptions.is_empty() {
             self.heartbeat_running = false;
             self.leaders_confirmed(asked);
             return;
@@ -241,7 +242,7 @@ impl LogRelay {
         let (node, ttl) = (self.node.clone(), self.ttl);
         self.request(Request::Heartbeat, async move |log| {
             let asked = Instant::now();
-            let result = log.claim(&node, ttl, &pairs).await;
+            let result = log.claim(&node, ttl, &subscriptions).await;
             Response::Claimed { asked, result }
         });
     }

@@ -40,7 +40,7 @@ pub(super) enum Response {
         result: Result<Chunk>,
     },
     Published {
-        pair: usize,
+        index: usize,
         batch: u64,
         outcome: BatchOutcome,
     },
@@ -138,7 +138,7 @@ impl LogRelay {
                     }
                 }
             }
-            Response::Published { pair, batch, outcome } => self.published(pair, batch, &outcome, now),
+            Response::Published { index, batch, outcome } => self.published(index, batch, &outcome, now),
             Response::Saved { moves, result } => self.saved(&moves, result, now),
             Response::HeartbeatSent { asked, ttl, result } => match result {
                 Ok(view) => {
@@ -188,7 +188,7 @@ impl LogRelay {
         let mut led = Vec::new();
         for subscription in &mut self.subscriptions {
             if let Some(leader) = &subscription.leader {
-                led.push((subscription.pair.id.clone(), leader.epoch));
+                led.push((subscription.definition.id.clone(), leader.epoch));
                 subscription.stop_leading();
                 self.lost_at = Some(Instant::now());
             }
@@ -325,8 +325,8 @@ impl LogRelay {
         }
     }
 
-    pub(super) fn published(&mut self, pair: usize, batch: u64, outcome: &BatchOutcome, now: Instant) {
-        let subscription = &mut self.subscriptions[pair];
+    pub(super) fn published(&mut self, index: usize, batch: u64, outcome: &BatchOutcome, now: Instant) {
+        let subscription = &mut self.subscriptions[index];
         // The batch may have been given up meanwhile, and another one be in flight.
         let Some(leader) = subscription.leader.as_mut().filter(|leader| leader.is_sending(batch)) else {
             return;
@@ -334,21 +334,21 @@ impl LogRelay {
         let before = leader.pacing.status();
         let published = leader.finish(outcome, now, rand::random());
         subscription.meters.published.increment(published as u64);
-        let (store, pair, status) = (self.log.name(), &subscription.pair.id, leader.pacing.status());
+        let (store, id, status) = (self.log.name(), &subscription.definition.id, leader.pacing.status());
         match outcome {
             BatchOutcome::Published if before != status => {
-                tracing::info!(store, %pair, "the publisher works again");
+                tracing::info!(store, subscription = %id, "the publisher works again");
             }
             BatchOutcome::Published => {}
             BatchOutcome::Failed(_, failure) => {
                 subscription.meters.errors.increment(1);
                 let errors = leader.pacing.errors;
                 let retry_in = leader.pacing.try_at.saturating_duration_since(now);
-                tracing::error!(store, %pair, errors, %status, ?retry_in, error = %failure, "could not publish");
+                tracing::error!(store, subscription = %id, errors, %status, ?retry_in, error = %failure, "could not publish");
             }
             BatchOutcome::Unavailable(_, reason) => {
                 let retry_in = leader.pacing.try_at.saturating_duration_since(now);
-                tracing::warn!(store, %pair, reason, ?retry_in, "the publisher's destination is not available");
+                tracing::warn!(store, subscription = %id, reason, ?retry_in, "the publisher's destination is not available");
             }
         }
     }
@@ -361,7 +361,7 @@ impl LogRelay {
     ) {
         self.saving = false;
         for saved in moves {
-            if let Some(leader) = self.leader_in(&saved.pair, saved.epoch) {
+            if let Some(leader) = self.leader_in(&saved.subscription, saved.epoch) {
                 (leader.saving, leader.saved_at) = (false, now);
             }
         }
@@ -376,7 +376,7 @@ impl LogRelay {
                 self.warn_throttled(&error, "could not save positions");
                 self.save_at = now + ERROR_PAUSE;
                 for unsaved in moves {
-                    if let Some(leader) = self.leader_in(&unsaved.pair, unsaved.epoch) {
+                    if let Some(leader) = self.leader_in(&unsaved.subscription, unsaved.epoch) {
                         leader.published = true;
                     }
                 }
@@ -385,25 +385,25 @@ impl LogRelay {
         };
         let mut lost = Vec::new();
         for saved in moves {
-            if moved.contains(&saved.pair) {
-                if let Some(leader) = self.leader_in(&saved.pair, saved.epoch) {
+            if moved.contains(&saved.subscription) {
+                if let Some(leader) = self.leader_in(&saved.subscription, saved.epoch) {
                     leader.mark_saved(saved);
                 }
-            } else if self.leader_in(&saved.pair, saved.epoch).is_some() {
+            } else if self.leader_in(&saved.subscription, saved.epoch).is_some() {
                 tracing::warn!(
-                    store = self.log.name(), pair = %saved.pair,
+                    store = self.log.name(), subscription = %saved.subscription,
                     "another node leads the publisher, or its position was set: starting again from the position in the table"
                 );
-                self.subscriptions[self.index[&saved.pair]].stop_leading();
+                self.subscriptions[self.index[&saved.subscription]].stop_leading();
                 self.lost_at = Some(now);
-                lost.push((saved.pair.clone(), saved.epoch));
+                lost.push((saved.subscription.clone(), saved.epoch));
             }
         }
         self.release(lost);
     }
 
-    pub(super) fn leader_in(&mut self, pair: &SubscriptionId, epoch: i64) -> Option<&mut Leader> {
-        let subscription = &mut self.subscriptions[*self.index.get(pair)?];
+    pub(super) fn leader_in(&mut self, id: &SubscriptionId, epoch: i64) -> Option<&mut Leader> {
+        let subscription = &mut self.subscriptions[*self.index.get(id)?];
         subscription.leader.as_mut().filter(|leader| leader.epoch == epoch)
     }
 
@@ -418,15 +418,16 @@ impl LogRelay {
         self.confirm_after = self.confirm_after.filter(|at| *at > asked);
         let of_others =
             |state: &&SubscriptionState| !state.is_free() && state.leader.as_ref() != Some(&self.node);
-        let ends = view.pairs.iter().filter(of_others).map(|state| now + state.remaining + LEASE_END_MARGIN);
+        let ends =
+            view.subscriptions.iter().filter(of_others).map(|state| now + state.remaining + LEASE_END_MARGIN);
         self.others_expire_at = ends.min();
-        let orphaned = view.pairs.iter().filter(|state| state.is_free());
+        let orphaned = view.subscriptions.iter().filter(|state| state.is_free());
         let orphaned = orphaned.filter_map(|state| Some((state.id.clone(), state.leader.clone()?)));
         self.orphaned = orphaned.filter(|(_, leader)| *leader != self.node).collect();
         let (mut stray, mut set) = (Vec::new(), false);
-        for state in &view.pairs {
-            let Some(&pair) = self.index.get(&state.id) else { continue };
-            let subscription = &mut self.subscriptions[pair];
+        for state in &view.subscriptions {
+            let Some(&index) = self.index.get(&state.id) else { continue };
+            let subscription = &mut self.subscriptions[index];
             subscription.meters.lag.set((self.head.get() - state.position.get()).max(0) as f64);
             let ours = state.leader.as_ref() == Some(&self.node) && !state.is_free();
             match &mut subscription.leader {
@@ -438,7 +439,7 @@ impl LogRelay {
                     let comparable = !leader.saving && leader.saved_at <= asked;
                     if comparable && !leader.published && leader.in_flight.is_none() {
                         if state.position != leader.saved.position {
-                            tracing::info!(store = self.log.name(), pair = %state.id, position = %state.position, "the position was set");
+                            tracing::info!(store = self.log.name(), subscription = %state.id, position = %state.position, "the position was set");
                             subscription.start_leading(state, asked, ttl, now);
                             set = true;
                         } else if leader.saved.errors > 0 && state.error_count == 0 {
@@ -449,7 +450,7 @@ impl LogRelay {
                     }
                 }
                 Some(_) => {
-                    tracing::warn!(store = self.log.name(), pair = %state.id, "this node no longer leads the publisher");
+                    tracing::warn!(store = self.log.name(), subscription = %state.id, "this node no longer leads the publisher");
                     subscription.stop_leading();
                 }
                 None if ours => stray.push((state.id.clone(), state.epoch)),
@@ -470,7 +471,7 @@ impl LogRelay {
         let rebalance = self.balancer.rebalance(&self.node, &running, &leaders, view);
         let surplus: HashSet<SubscriptionId> = rebalance.release.into_iter().collect();
         for subscription in &mut self.subscriptions {
-            let releases = surplus.contains(&subscription.pair.id);
+            let releases = surplus.contains(&subscription.definition.id);
             if let Some(leader) = &mut subscription.leader {
                 leader.releasing = releases;
             }
@@ -481,16 +482,16 @@ impl LogRelay {
     pub(super) fn claimed(&mut self, asked: Instant, states: &[SubscriptionState]) {
         let now = Instant::now();
         for state in states {
-            let Some(&pair) = self.index.get(&state.id) else { continue };
-            let subscription = &mut self.subscriptions[pair];
+            let Some(&index) = self.index.get(&state.id) else { continue };
+            let subscription = &mut self.subscriptions[index];
             if let Some(before) = self.orphaned.remove(&state.id) {
                 subscription.meters.takeovers.increment(1);
                 tracing::warn!(
-                    store = self.log.name(), pair = %state.id, epoch = state.epoch, %before,
+                    store = self.log.name(), subscription = %state.id, epoch = state.epoch, %before,
                     "took over the publisher: its leader has not renewed its lease"
                 );
             } else {
-                tracing::debug!(store = self.log.name(), pair = %state.id, epoch = state.epoch, "this node leads the publisher");
+                tracing::debug!(store = self.log.name(), subscription = %state.id, epoch = state.epoch, "this node leads the publisher");
             }
             subscription.start_leading(state, asked, self.ttl, now);
         }

@@ -13,7 +13,7 @@ use crate::metrics::SubscriptionMetrics;
 
 /// A subscription that this node runs, whether it leads it or not.
 pub(super) struct LocalSubscription {
-    pub(super) pair: Subscription,
+    pub(super) definition: Subscription,
     pub(super) leader: Option<Leader>,
     pub(super) meters: Meters,
 }
@@ -28,13 +28,13 @@ pub(super) struct Meters {
 }
 
 impl Meters {
-    pub(super) fn new(metrics: &SubscriptionMetrics<'_>, pair: &SubscriptionId) -> Self {
+    pub(super) fn new(metrics: &SubscriptionMetrics<'_>, id: &SubscriptionId) -> Self {
         Self {
-            published: metrics.counter("log.published", pair),
-            errors: metrics.counter("log.errors", pair),
-            leading: metrics.gauge("log.leading", pair),
-            takeovers: metrics.counter("log.takeovers", pair),
-            lag: metrics.gauge("log.lag", pair),
+            published: metrics.counter("log.published", id),
+            errors: metrics.counter("log.errors", id),
+            leading: metrics.gauge("log.leading", id),
+            takeovers: metrics.counter("log.takeovers", id),
+            lag: metrics.gauge("log.lag", id),
         }
     }
 }
@@ -100,7 +100,7 @@ pub(super) enum BatchOutcome {
 
 impl LocalSubscription {
     pub(super) fn id(&self) -> &SubscriptionId {
-        &self.pair.id
+        &self.definition.id
     }
 
     /// Starts to lead, from the state in the table.
@@ -111,7 +111,7 @@ impl LocalSubscription {
         ttl: Duration,
         now: Instant,
     ) {
-        let pacing = Pacing::new(self.pair.pace(), state.error_count, state.last_error.clone(), now);
+        let pacing = Pacing::new(self.definition.pace(), state.error_count, state.last_error.clone(), now);
         self.leader = Some(Leader {
             epoch: state.epoch,
             until: asked + ttl,
@@ -233,7 +233,7 @@ impl Leader {
     /// The update to save.
     pub(super) fn to_save(&self, id: &SubscriptionId) -> ProgressUpdate {
         ProgressUpdate {
-            pair: id.clone(),
+            subscription: id.clone(),
             epoch: self.epoch,
             from: self.saved.position,
             to: self.cursor,

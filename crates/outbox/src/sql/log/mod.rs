@@ -422,7 +422,7 @@ impl<DB: Database> LogStore for SqlStore<DB> {
         looked
     }
 
-    async fn decided(&self) -> Result<Position> {
+    async fn stored_watermark(&self) -> Result<Position> {
         let rows = self.fetch(statements::DECIDED, vec![Value::text(FRONTIER)]).await?;
         Ok(statements::position::<DB>(&rows)?)
     }
@@ -460,7 +460,7 @@ impl<DB: Database> LogStore for SqlStore<DB> {
         let Some(waiting) = DB::waiting_pairs(names) else { return Ok(Vec::new()) };
         let rows = self.fetch(waiting, Vec::new()).await.map_err(|e| self.explain_log(e))?;
         let one = |row: &DB::Row| {
-            let pair = SubscriptionId::new(
+            let subscription = SubscriptionId::new(
                 DB::text(row, 0)?.unwrap_or_default(),
                 DB::text(row, 1)?.unwrap_or_default(),
             );
@@ -471,7 +471,7 @@ impl<DB: Database> LogStore for SqlStore<DB> {
                 user: DB::text(row, 5)?,
                 application: DB::text(row, 6)?,
             };
-            Ok((pair, open))
+            Ok((subscription, open))
         };
         rows.iter().map(one).collect()
     }

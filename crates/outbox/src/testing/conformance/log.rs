@@ -328,10 +328,10 @@ pub async fn an_existing_id_appends_nothing(harness: &impl Harness) {
 /// For a relay that starts. A lower value is no error: the relay then has more to read.
 pub async fn the_watermark_is_stored(harness: &impl Harness) {
     let Some(scene) = open(harness).await else { return };
-    assert_eq!(log(&scene).decided().await.expect("it is read"), Position::START);
+    assert_eq!(log(&scene).stored_watermark().await.expect("it is read"), Position::START);
     for note in [5, 5, 9, 3] {
         log(&scene).store_watermark(Position::new(note)).await.expect("it is stored");
-        assert_eq!(log(&scene).decided().await.expect("it is read"), Position::new(note));
+        assert_eq!(log(&scene).stored_watermark().await.expect("it is read"), Position::new(note));
     }
 }
 

@@ -504,7 +504,7 @@ fn taking(by: Holder) -> Take {
         probe: None,
         destinations: Default::default(),
         held_up_to: HashMap::new(),
-        together: true,
+        group_lease: true,
         max_bytes: usize::MAX,
         by_aggregate: false,
     }

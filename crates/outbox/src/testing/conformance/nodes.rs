@@ -19,9 +19,9 @@ fn state() -> NodeState {
     NodeState { mode: "multi_node".to_owned(), active: true, presence_ms, ..NodeState::default() }
 }
 
-fn long(owner: &str, together: bool) -> Take {
+fn long(owner: &str, group_lease: bool) -> Take {
     let by = Holder::Lease { owner: NodeId::from(owner), lease: LONG };
-    Take { together, ..taking(by) }
+    Take { group_lease, ..taking(by) }
 }
 
 impl Scene {
@@ -70,11 +70,11 @@ pub async fn the_leases_of_a_vanished_relay_are_released_once(harness: &impl Har
 
 /// The relay may still run, and only failed to announce itself.
 pub async fn the_old_holder_of_a_released_event_is_fenced(harness: &impl Harness) {
-    for together in [true, false] {
+    for group_lease in [true, false] {
         let scene = Scene::open(harness).await;
         scene.announce("a").await;
         let id = scene.write_one(event("e")).await;
-        let old = scene.leased_by(&long("a", together)).await;
+        let old = scene.leased_by(&long("a", group_lease)).await;
         scene.pass(PRESENCE + SECOND);
         assert_eq!(scene.released().await, [("a".to_owned(), 1)]);
         let stale = async || {
@@ -92,7 +92,7 @@ pub async fn the_old_holder_of_a_released_event_is_fenced(harness: &impl Harness
         stale().await;
         // Nor when a relay of the same name holds the event.
         scene.announce("a").await;
-        let again = scene.leased_by(&long("a", together)).await;
+        let again = scene.leased_by(&long("a", group_lease)).await;
         assert!(again[0].claim > old[0].claim);
         stale().await;
         assert_eq!(scene.settle("a", &again[0], Verdict::Done).await, 1);

@@ -11,7 +11,7 @@ use crate::store::{Delivery, KeyProgress, KeyQueueId, OnDead, Origin, Take, Take
 /// The caller holds all events of a key up to this one.
 fn upto(key: &str, last: &Delivery) -> HashMap<KeyQueueId, KeyProgress> {
     let reach =
-        KeyProgress { seq: last.seq.expect("it was taken from the table"), together: last.claim == 0 };
+        KeyProgress { seq: last.seq.expect("it was taken from the table"), group_lease: last.claim == 0 };
     HashMap::from([(KeyQueueId::of_key(key), reach)])
 }
 
@@ -25,8 +25,8 @@ fn other(key: &str) -> EventBuilder {
     event("other").ordering_key(key)
 }
 
-fn behind(taken: &Taken) -> Vec<&str> {
-    let mut keys: Vec<&str> = taken.behind.iter().map(|key| &**key).collect();
+fn blocked_keys(taken: &Taken) -> Vec<&str> {
+    let mut keys: Vec<&str> = taken.blocked_keys.iter().map(|key| &**key).collect();
     keys.sort_unstable();
     keys
 }
@@ -37,7 +37,7 @@ pub async fn a_key_is_taken_from_its_head_in_order(harness: &impl Harness) {
     let written = scene.write((0..10).map(|n| keyed(if n % 2 == 0 { "even" } else { "odd" }))).await;
     let taken = scene.take(&leasing("a")).await;
     assert_eq!(ids(&taken.deliveries), written);
-    assert!(taken.behind.is_empty());
+    assert!(taken.blocked_keys.is_empty());
     assert!(taken.deliveries.iter().all(|d| d.seq.is_some()));
     // A retry comes before later events of its key, although it became due later.
     for delivery in &taken.deliveries {
@@ -56,7 +56,7 @@ pub async fn a_leased_head_blocks_its_key_only(harness: &impl Harness) {
     assert_eq!(head.event.id(), &written[0]);
     let taken = scene.take(&leasing("two")).await;
     assert_eq!(ids(&taken.deliveries), written[2..]);
-    assert_eq!(behind(&taken), ["a"]);
+    assert_eq!(blocked_keys(&taken), ["a"]);
     assert_eq!(taken.scanned, 3);
     let taken = scene.take(&leasing("one")).await;
     assert!(taken.deliveries.is_empty(), "not even to the head's own holder, which may settle in any order");
@@ -67,16 +67,16 @@ pub async fn a_leased_head_blocks_its_key_only(harness: &impl Harness) {
 /// The head's lease has expired, and later events of its key were leased later. If the old holder
 /// settled those, the head would be delivered after them.
 pub async fn a_key_is_taken_over_as_a_whole(harness: &impl Harness) {
-    for together in [false, true] {
+    for group_lease in [false, true] {
         let scene = Scene::open(harness).await;
         let written = scene.write([keyed("a"), keyed("a"), keyed("a"), keyed("b")]).await;
-        let head = scene.take(&Take { limit: 1, together, ..leasing("old") }).await.deliveries.remove(0);
+        let head = scene.take(&Take { limit: 1, group_lease, ..leasing("old") }).await.deliveries.remove(0);
         scene.pass(LEASE / 2);
         let held_up_to = upto("a", &head);
-        let rest = scene.take(&Take { held_up_to, together, ..leasing("old") }).await.deliveries;
+        let rest = scene.take(&Take { held_up_to, group_lease, ..leasing("old") }).await.deliveries;
         assert_eq!(ids(&rest), written[1..]);
         scene.pass(LEASE / 2 + SECOND);
-        let taken = scene.take(&Take { together, ..leasing("new") }).await;
+        let taken = scene.take(&Take { group_lease, ..leasing("new") }).await;
         assert_eq!(ids(&taken.deliveries), written[..1], "the others are still leased");
         for delivery in &rest[..2] {
             assert_eq!(scene.settle("old", delivery, Verdict::Done).await, 0, "it comes too late");
@@ -116,12 +116,12 @@ pub async fn a_key_is_taken_over_beside_claims_at_their_limit(harness: &impl Har
 pub async fn an_event_of_a_vanished_holder_is_fenced_once(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write([keyed("a"), keyed("a"), keyed("a"), keyed("a")]).await;
-    let left = scene.take(&Take { together: false, ..leasing("old") }).await.deliveries;
+    let left = scene.take(&Take { group_lease: false, ..leasing("old") }).await.deliveries;
     assert_eq!(left.iter().map(|delivery| delivery.claim).collect::<Vec<_>>(), [1; 4]);
     scene.pass(LEASE + SECOND);
     let mut claims = Vec::new();
     for _ in &left {
-        let take = Take { limit: 1, together: false, ..leasing("new") };
+        let take = Take { limit: 1, group_lease: false, ..leasing("new") };
         let head = scene.take(&take).await.deliveries.remove(0);
         assert!(head.suspect.is_some(), "its holder vanished");
         claims.push(head.claim);
@@ -142,11 +142,11 @@ pub async fn skipped_types_are_not_taken(harness: &impl Harness) {
     let skipping = Take { skip_types: skip_types.clone(), ..taking(by) };
     let taken = scene.take(&skipping).await;
     assert_eq!(ids(&taken.deliveries), [written[1].clone(), written[6].clone()]);
-    assert_eq!(behind(&taken), ["a", "b"]);
+    assert_eq!(blocked_keys(&taken), ["a", "b"]);
     scene.pass(2 * LEASE);
     let taken = scene.take(&Take { skip_types, ..leasing("one") }).await;
     assert_eq!(ids(&taken.deliveries), [written[1].clone(), written[6].clone()]);
-    assert_eq!(behind(&taken), ["a", "b"]);
+    assert_eq!(blocked_keys(&taken), ["a", "b"]);
     assert_eq!(
         scene.take(&leasing("two")).await.deliveries.len(),
         3,
@@ -177,12 +177,16 @@ pub async fn skipped_types_block_their_own_destination_only(harness: &impl Harne
     let skipping = Take { skip_types, destinations, ..taking(by) };
     let taken = scene.take(&skipping).await;
     assert_eq!(ids(&taken.deliveries), things);
-    assert_eq!(behind(&taken), ["a"], "an event without a known destination waits, and so do later ones");
+    assert_eq!(
+        blocked_keys(&taken),
+        ["a"],
+        "an event without a known destination waits, and so do later ones"
+    );
     assert!(taken.skipped_types.contains("any") && taken.skipped_types.contains("other"));
     scene.pass(2 * LEASE);
     let leased = scene.take(&Take { by: holder("one"), ..skipping.clone() }).await;
     assert_eq!(ids(&leased.deliveries), things);
-    assert_eq!(behind(&leased), ["a"]);
+    assert_eq!(blocked_keys(&leased), ["a"]);
     let all = Take { skip_types: Vec::new(), ..skipping };
     let first = scene.take(&Take { by: holder("two"), limit: 1, ..all.clone() }).await;
     assert_eq!(ids(&first.deliveries), written[..1]);
@@ -214,7 +218,7 @@ pub async fn a_failing_event_blocks_its_own_destination_only(harness: &impl Harn
         assert!(taken.skipped_types.contains("other"), "the blocking type is reported");
         let taken = scene.take(&take).await;
         assert_eq!(ids(&taken.deliveries), [written[1].clone(), written[3].clone()]);
-        assert_eq!(behind(&taken), [key]);
+        assert_eq!(blocked_keys(&taken), [key]);
         let done = taken.deliveries.iter().map(|d| (d, Verdict::Done));
         assert_eq!(scene.settle_all(&holder("one"), done).await, 2);
     }
@@ -237,13 +241,13 @@ pub async fn key_progress_is_per_destination(harness: &impl Harness) {
         assert_eq!(ids(&first.deliveries), written[..2]);
         let last = &first.deliveries[1];
         let reach =
-            KeyProgress { seq: last.seq.expect("it was taken from the table"), together: last.claim == 0 };
+            KeyProgress { seq: last.seq.expect("it was taken from the table"), group_lease: last.claim == 0 };
         let things = KeyQueueId { key: "a".into(), destination: Some(1) };
         let onward = Take { held_up_to: HashMap::from([(things, reach)]), from: after(first.cursor), ..take };
         let taken = scene.take(&onward).await;
         assert_eq!(ids(&taken.deliveries), written[2..4]);
         assert_eq!(
-            behind(&taken),
+            blocked_keys(&taken),
             ["a"],
             "an event without a known destination waits for all, and blocks later ones"
         );
@@ -301,7 +305,7 @@ pub async fn a_retrying_head_blocks_its_key_only(harness: &impl Harness) {
     scene.settle("one", &head, again(10)).await;
     let taken = scene.take(&leasing("one")).await;
     assert_eq!(ids(&taken.deliveries), written[2..]);
-    assert_eq!(behind(&taken), ["a"]);
+    assert_eq!(blocked_keys(&taken), ["a"]);
     scene.pass(10 * SECOND);
     let taken = scene.take(&leasing("one")).await;
     assert_eq!(ids(&taken.deliveries), written[..2]);
@@ -316,14 +320,14 @@ pub async fn a_delayed_head_blocks_its_key_only(harness: &impl Harness) {
     let written = scene.write([keyed("a").deliver_after(10 * SECOND), keyed("a"), keyed("b")]).await;
     let taken = scene.take(&leasing("one")).await;
     assert_eq!(ids(&taken.deliveries), written[2..]);
-    assert_eq!(behind(&taken), ["a"]);
+    assert_eq!(blocked_keys(&taken), ["a"]);
     scene.pass(10 * SECOND);
     assert_eq!(ids(&scene.lease("one").await), written[..2]);
     // In the middle as well.
     let written = scene.write([keyed("c"), keyed("c").deliver_after(SECOND), keyed("c")]).await;
     let taken = scene.take(&leasing("one")).await;
     assert_eq!(ids(&taken.deliveries), written[..1]);
-    assert_eq!(behind(&taken), ["c"]);
+    assert_eq!(blocked_keys(&taken), ["c"]);
 }
 
 /// The rest of the key waits for the events that were taken.
@@ -334,7 +338,7 @@ pub async fn a_limit_cuts_a_key_at_its_end(harness: &impl Harness) {
     assert_eq!(ids(&first.deliveries), written[..2]);
     let second = scene.take(&Take { limit: 2, ..leasing("one") }).await;
     assert!(second.deliveries.is_empty());
-    assert_eq!(behind(&second), ["a"]);
+    assert_eq!(blocked_keys(&second), ["a"]);
     for delivery in &first.deliveries {
         scene.settle("one", delivery, Verdict::Done).await;
     }
@@ -358,7 +362,7 @@ pub async fn two_thousand_blocked_events_do_not_hide_another_key(harness: &impl 
         if taken.scanned < 100 {
             break;
         }
-        assert_eq!(behind(&taken), ["blocked"]);
+        assert_eq!(blocked_keys(&taken), ["blocked"]);
         from = after(taken.cursor);
     }
     assert_eq!(found, other);
@@ -373,7 +377,7 @@ pub async fn a_dead_head_blocks_its_key_or_is_skipped(harness: &impl Harness) {
     scene.settle("one", &head, dead("no")).await;
     let taken = scene.take(&leasing("one")).await;
     assert_eq!(ids(&taken.deliveries), written[2..]);
-    assert_eq!(behind(&taken), ["a"]);
+    assert_eq!(blocked_keys(&taken), ["a"]);
     let skipping = Take { on_dead: OnDead::Skip, ..leasing("one") };
     assert_eq!(ids(&scene.take(&skipping).await.deliveries), written[1..2]);
 
@@ -445,19 +449,19 @@ pub async fn key_progress_counts_as_taken(harness: &impl Harness) {
     let next = Take { from: after(first.cursor), limit: 2, held_up_to, ..taking(by.clone()) };
     let second = scene.take(&next).await;
     assert_eq!(ids(&second.deliveries), written[2..4]);
-    assert!(second.behind.is_empty());
+    assert!(second.blocked_keys.is_empty());
     let without = Take { held_up_to: HashMap::new(), ..next };
     let taken = scene.take(&without).await;
     assert!(taken.deliveries.is_empty(), "without it the first two events block the key");
-    assert_eq!(behind(&taken), ["a"]);
+    assert_eq!(blocked_keys(&taken), ["a"]);
 }
 
 /// With leases as well: a node continues a key without waiting for its settlements to be written.
 pub async fn events_behind_own_leases_are_taken_before_those_are_settled(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
-    for (key, together) in [("a", true), ("b", false)] {
+    for (key, group_lease) in [("a", true), ("b", false)] {
         let written = scene.write((0..6).map(|_| keyed(key))).await;
-        let lease = || Take { limit: 2, together, ..leasing("one") };
+        let lease = || Take { limit: 2, group_lease, ..leasing("one") };
         let first = scene.take(&lease()).await;
         assert_eq!(ids(&first.deliveries), written[..2]);
         let held_up_to = upto(key, &first.deliveries[1]);
@@ -480,20 +484,20 @@ pub async fn events_behind_own_leases_are_taken_before_those_are_settled(harness
 /// A node whose leases expired unnoticed reports events that it no longer holds.
 pub async fn key_progress_needs_valid_leases(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
-    for (key, together) in [("a", true), ("b", false)] {
+    for (key, group_lease) in [("a", true), ("b", false)] {
         let written = scene.write((0..3).map(|_| keyed(key))).await;
-        let first = scene.take(&Take { limit: 1, together, ..leasing("one") }).await;
+        let first = scene.take(&Take { limit: 1, group_lease, ..leasing("one") }).await;
         let held_up_to = upto(key, &first.deliveries[0]);
         scene.pass(LEASE);
-        let other = scene.take(&Take { limit: 1, together, ..leasing("two") }).await;
+        let other = scene.take(&Take { limit: 1, group_lease, ..leasing("two") }).await;
         assert_eq!(ids(&other.deliveries), written[..1], "the lease has expired");
-        let taken = scene.take(&Take { held_up_to: held_up_to.clone(), together, ..leasing("one") }).await;
+        let taken = scene.take(&Take { held_up_to: held_up_to.clone(), group_lease, ..leasing("one") }).await;
         assert!(taken.deliveries.is_empty(), "another node holds the first event");
-        assert_eq!(behind(&taken), [key]);
-        let stranger = Take { held_up_to, together, ..leasing("three") };
+        assert_eq!(blocked_keys(&taken), [key]);
+        let stranger = Take { held_up_to, group_lease, ..leasing("three") };
         assert!(scene.take(&stranger).await.deliveries.is_empty());
         scene.settle("two", &other.deliveries[0], Verdict::Done).await;
-        let rest = scene.take(&Take { together, ..leasing("three") }).await.deliveries;
+        let rest = scene.take(&Take { group_lease, ..leasing("three") }).await.deliveries;
         assert_eq!(ids(&rest), written[1..]);
         assert_eq!(scene.settle_all(&holder("three"), rest.iter().map(|d| (d, Verdict::Done))).await, 2);
     }
@@ -510,7 +514,7 @@ pub async fn key_progress_does_not_hide_other_keys(harness: &impl Harness) {
     let held_up_to = upto("a", &first.deliveries[0]);
     let taken = scene.take(&Take { from: after(first.cursor), held_up_to, ..taking(by.clone()) }).await;
     assert_eq!(ids(&taken.deliveries), [written[1].clone(), written[4].clone()]);
-    assert_eq!(behind(&taken), ["a"], "the delayed event blocks the key");
+    assert_eq!(blocked_keys(&taken), ["a"], "the delayed event blocks the key");
     // Leases do not use this: held events are recorded in the rows.
     let epoch = match &by {
         crate::store::Holder::Exclusive { owner, epoch } => (owner.clone(), *epoch),
@@ -532,7 +536,7 @@ pub async fn events_without_a_key_are_ordered_by_aggregate_on_request(harness: &
     let ordered = |owner: &str| Take { by_aggregate: true, ..leasing(owner) };
     let taken = scene.take(&ordered("a")).await;
     assert_eq!(ids(&taken.deliveries), before[3..4], "the event that belongs to no aggregate");
-    assert_eq!(behind(&taken), ["k"], "an earlier event without a key may belong before it");
+    assert_eq!(blocked_keys(&taken), ["k"], "an earlier event without a key may belong before it");
     assert_eq!((taken.unkeyed, taken.scanned), (3, 5));
 
     assert_eq!(scene.store.order_by_aggregate().await.unwrap(), 3);
@@ -542,7 +546,7 @@ pub async fn events_without_a_key_are_ordered_by_aggregate_on_request(harness: &
     assert_eq!(first[0].event.ordering_key(), Some("order/1"));
     let taken = scene.take(&leasing("b")).await;
     assert_eq!(ids(&taken.deliveries), [before[2].clone(), before[4].clone()]);
-    assert_eq!(behind(&taken), ["order/1"]);
+    assert_eq!(blocked_keys(&taken), ["order/1"]);
 
     // The table gives new events their keys.
     let after = scene.write([of("1"), of("3")]).await;

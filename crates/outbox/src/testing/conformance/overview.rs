@@ -69,7 +69,7 @@ pub async fn an_overview_names_the_leader(harness: &impl Harness) {
 pub async fn status_groups_are_broken_down_by_type(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let nothing = scene.store.breakdown(StatusGroup::Dead, 10).await.unwrap();
-    assert_eq!((nothing.types.len(), nothing.looked_at, nothing.more), (0, 0, false));
+    assert_eq!((nothing.types.len(), nothing.scanned, nothing.more), (0, 0, false));
     scene.write((0..4).map(|_| event("first"))).await;
     scene.pass(SECOND);
     let began = scene.now();
@@ -78,22 +78,22 @@ pub async fn status_groups_are_broken_down_by_type(harness: &impl Harness) {
     scene.write([event("<third>")]).await;
 
     let all = scene.store.breakdown(StatusGroup::Pending, 11).await.unwrap();
-    assert_eq!((all.looked_at, all.more), (11, false));
+    assert_eq!((all.scanned, all.more), (11, false));
     let counts: Vec<_> = all.types.iter().map(|t| (t.event_type.as_str(), t.count)).collect();
     assert_eq!(counts, [("second", 6), ("first", 4), ("<third>", 1)]);
     assert_eq!(all.types[0].oldest, Some(began));
     let some = scene.store.breakdown(StatusGroup::Pending, 5).await.unwrap();
-    assert_eq!((some.looked_at, some.more), (5, true));
+    assert_eq!((some.scanned, some.more), (5, true));
     let counts: Vec<_> = some.types.iter().map(|t| (t.event_type.as_str(), t.count)).collect();
     assert_eq!(counts, [("first", 4), ("second", 1)]);
     let none = scene.store.breakdown(StatusGroup::Pending, 0).await.unwrap();
-    assert_eq!((none.types.len(), none.looked_at, none.more), (0, 0, true));
+    assert_eq!((none.types.len(), none.scanned, none.more), (0, 0, true));
 
     let taken = scene.lease("a").await;
     let verdict = |n: usize| if n < 3 { dead("no") } else { Verdict::Done };
     scene.settle_all(&holder("a"), taken.iter().enumerate().map(|(n, d)| (d, verdict(n)))).await;
     let dead = scene.store.breakdown(StatusGroup::Dead, 100).await.unwrap();
-    assert_eq!((dead.types[0].count, dead.types.len(), dead.looked_at), (3, 1, 3));
+    assert_eq!((dead.types[0].count, dead.types.len(), dead.scanned), (3, 1, 3));
     let done = scene.store.breakdown(StatusGroup::Done, 100).await.unwrap();
     assert_eq!(done.types.iter().map(|t| t.count).sum::<u64>(), 8);
 }
@@ -111,15 +111,15 @@ pub async fn keys_blocked_by_a_dead_event_are_found(harness: &impl Harness) {
 
     let all = scene.store.blocked_keys(100, 10).await.unwrap();
     assert!(!all.more);
-    let found: Vec<_> = all.keys.iter().map(|k| (k.key.as_str(), k.head.id.clone(), k.behind)).collect();
+    let found: Vec<_> = all.keys.iter().map(|k| (k.key.as_str(), k.head.id.clone(), k.waiting)).collect();
     let many = BoundedCount { count: 1_000, more: true };
     assert_eq!(found, [("long", first.clone(), many), ("short <b>", second, exactly(1))]);
     assert_eq!(all.keys[0].head.last_error.as_deref(), Some("poison"));
-    for (look_at, limit, found, more) in
+    for (scan_limit, limit, found, more) in
         [(100, 1, 1, true), (1, 10, 1, true), (100, 2, 2, false), (100, 0, 0, true)]
     {
-        let some = scene.store.blocked_keys(look_at, limit).await.unwrap();
-        assert_eq!((some.keys.len(), some.more), (found, more), "{look_at}, {limit}");
+        let some = scene.store.blocked_keys(scan_limit, limit).await.unwrap();
+        assert_eq!((some.keys.len(), some.more), (found, more), "{scan_limit}, {limit}");
     }
 
     let replayed = Filter { id: Some(first), ..Filter::default() };

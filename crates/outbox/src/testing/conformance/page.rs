@@ -34,7 +34,7 @@ async fn ids(store: &SharedStore, ask: &PageRequest) -> Vec<EventId> {
 }
 
 fn status_group(status_group: StatusGroup) -> PageRequest {
-    PageRequest { status_group, limit: 3, look_at: 4, ..PageRequest::default() }
+    PageRequest { status_group, limit: 3, scan_limit: 4, ..PageRequest::default() }
 }
 
 fn of_type(event_type: &str) -> Filter {
@@ -110,7 +110,7 @@ pub async fn every_hundredth_of_a_thousand_is_found_once(harness: &impl Harness)
                 filter: filter.clone(),
                 newest_first,
                 limit,
-                look_at: 50,
+                scan_limit: 50,
                 ..PageRequest::default()
             };
             let mut found = ids(&scene.store, &ask).await;
@@ -132,7 +132,7 @@ pub async fn a_page_without_a_match_has_a_next_page(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     scene.write((0..10).map(|_| event("common"))).await;
     let rare = scene.write_one(event("rare")).await;
-    let mut ask = PageRequest { filter: of_type("rare"), limit: 5, look_at: 10, ..PageRequest::default() };
+    let mut ask = PageRequest { filter: of_type("rare"), limit: 5, scan_limit: 10, ..PageRequest::default() };
     let first = scene.store.page(&ask).await.unwrap();
     assert!(first.rows.is_empty());
     ask.after = Some(first.next.expect("there is a next page"));
@@ -145,7 +145,7 @@ pub async fn events_settled_between_pages_do_not_disturb_the_rest(harness: &impl
     let scene = Scene::open(harness).await;
     let written = scene.write((0..60).map(|_| event("e"))).await;
     let taken = scene.lease("a").await;
-    let mut ask = PageRequest { limit: 7, look_at: 9, ..PageRequest::default() };
+    let mut ask = PageRequest { limit: 7, scan_limit: 9, ..PageRequest::default() };
     let mut seen = Vec::new();
     let mut settled = HashSet::new();
     for turn in 0.. {
@@ -173,8 +173,8 @@ pub async fn a_zero_limit_is_refused_and_an_unknown_event_is_not_found(harness: 
     let empty = scene.store.page(&PageRequest::default()).await.unwrap();
     assert_eq!((empty.rows.len(), empty.next), (0, None));
     let id = scene.write_one(event("e")).await;
-    for (limit, look_at) in [(0, 10), (10, 0), (0, 0)] {
-        let asked = scene.store.page(&PageRequest { limit, look_at, ..PageRequest::default() }).await;
+    for (limit, scan_limit) in [(0, 10), (10, 0), (0, 0)] {
+        let asked = scene.store.page(&PageRequest { limit, scan_limit, ..PageRequest::default() }).await;
         assert!(matches!(asked, Err(Error::Setting(_))), "{asked:?}");
     }
     let late = Cursor { at: scene.now() + Duration::from_secs(1_000_000_000), seq: i64::MAX };
@@ -184,12 +184,12 @@ pub async fn a_zero_limit_is_refused_and_an_unknown_event_is_not_found(harness: 
         assert!(ids(&scene.store, &PageRequest { filter: unknown, ..status_group(name) }).await.is_empty());
         let by_id = Filter { id: Some(id.clone()), ..Filter::default() };
         let found =
-            ids(&scene.store, &PageRequest { filter: by_id, limit: 1, look_at: 1, ..status_group(name) })
+            ids(&scene.store, &PageRequest { filter: by_id, limit: 1, scan_limit: 1, ..status_group(name) })
                 .await;
         assert_eq!(found.len(), usize::from(name == StatusGroup::Pending), "only in its own group");
     }
     // More than the maximum.
-    let much = PageRequest { limit: usize::MAX, look_at: usize::MAX, ..PageRequest::default() };
+    let much = PageRequest { limit: usize::MAX, scan_limit: usize::MAX, ..PageRequest::default() };
     assert_eq!(ids(&scene.store, &much).await, [id]);
 }
 
@@ -404,7 +404,7 @@ pub async fn times_of_other_writers_are_paged_through(harness: &impl Harness) {
     }
     for newest_first in [false, true] {
         for limit in [1, 2, 7] {
-            let ask = PageRequest { newest_first, limit, look_at: limit, ..PageRequest::default() };
+            let ask = PageRequest { newest_first, limit, scan_limit: limit, ..PageRequest::default() };
             let found = ids(&scene.store, &ask).await;
             assert_eq!(found.len(), 15, "{limit} at a time");
             assert_eq!(found.into_iter().collect::<HashSet<_>>().len(), 15, "{limit} at a time");
@@ -439,7 +439,7 @@ pub async fn pages_are_read_while_others_settle(harness: &impl Harness) {
     loop {
         let over = work.is_finished();
         for name in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
-            let ask = PageRequest { status_group: name, limit: 40, look_at: 60, ..PageRequest::default() };
+            let ask = PageRequest { status_group: name, limit: 40, scan_limit: 60, ..PageRequest::default() };
             let found = ids(&store, &ask).await;
             let once: HashSet<EventId> = found.iter().cloned().collect();
             assert_eq!(once.len(), found.len(), "{name:?}: none twice");

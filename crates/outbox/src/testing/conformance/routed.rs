@@ -25,10 +25,10 @@ async fn taken_in_every_way(scene: &Scene, routed: Routed) -> Vec<EventId> {
     let read = scene.take(&Take { only: only(routed.clone()), ..taking(by) }).await;
     let found = ids(&read.deliveries);
     assert_eq!(read.scanned, found.len(), "unrouted rows do not count as scanned");
-    for together in [false, true] {
+    for group_lease in [false, true] {
         scene.pass(2 * LEASE);
-        let leased = scene.take(&Take { only: only(routed.clone()), together, ..leasing("one") }).await;
-        assert_eq!(ids(&leased.deliveries), found, "together: {together}");
+        let leased = scene.take(&Take { only: only(routed.clone()), group_lease, ..leasing("one") }).await;
+        assert_eq!(ids(&leased.deliveries), found, "group lease: {group_lease}");
         let released = leased.deliveries.iter().map(|delivery| (delivery, Verdict::Released));
         scene.settle_all(&holder("one"), released).await;
     }
@@ -73,7 +73,7 @@ pub async fn routed_types_are_taken_from_every_origin(harness: &impl Harness) {
     for (keys, theirs) in [(vec!["key-1"], 1), (vec!["key-1", "key-3"], 2)] {
         let from = Origin::Keys(keys.into_iter().map(Into::into).collect());
         let none = scene.take(&Take { only: mine.clone(), from: from.clone(), ..leasing("one") }).await;
-        assert_eq!((none.deliveries.len(), none.behind.len()), (0, 0));
+        assert_eq!((none.deliveries.len(), none.blocked_keys.len()), (0, 0));
         let other = only(Routed::default().and_type("other"));
         let read = scene.take(&Take { only: other, from, ..leasing("two") }).await;
         assert_eq!(read.deliveries.len(), theirs);
@@ -141,16 +141,16 @@ pub async fn types_may_be_routed_by_patterns(harness: &impl Harness) {
 
 /// Order per key is kept over all relays: an unrouted event blocks the later events of its key.
 pub async fn unrouted_events_block_their_keys(harness: &impl Harness) {
-    for together in [false, true] {
+    for group_lease in [false, true] {
         let scene = Scene::open(harness).await;
         // The second round uses the table of the first, with different keys.
-        let key = |key: &str| format!("{key} {together}");
+        let key = |key: &str| format!("{key} {group_lease}");
         let (mine, theirs) = (|of: &str| keyed(&key(of)), |of: &str| event("other").ordering_key(key(of)));
         let written = scene
             .write([mine("a"), theirs("a"), mine("a"), theirs("b"), mine("b"), mine("c"), event("thing")])
             .await;
-        let mine = Take { only: only(Routed::default().and_type("thing")), together, ..leasing("one") };
-        let other = Take { only: only(Routed::default().and_type("other")), together, ..leasing("two") };
+        let mine = Take { only: only(Routed::default().and_type("thing")), group_lease, ..leasing("one") };
+        let other = Take { only: only(Routed::default().and_type("other")), group_lease, ..leasing("two") };
         let by = exclusive(&scene, "all").await;
         let read = scene.take(&Take { by, ..mine.clone() }).await;
         let heads = [written[0].clone(), written[5].clone(), written[6].clone()];
@@ -159,7 +159,7 @@ pub async fn unrouted_events_block_their_keys(harness: &impl Harness) {
 
         let first = scene.take(&mine).await;
         assert_eq!(ids(&first.deliveries), heads);
-        let mut behind: Vec<&str> = first.behind.iter().map(|key| &**key).collect();
+        let mut behind: Vec<&str> = first.blocked_keys.iter().map(|key| &**key).collect();
         behind.sort_unstable();
         assert_eq!(behind, [key("a"), key("b")]);
         let second = scene.take(&other).await;
@@ -219,7 +219,7 @@ pub async fn events_that_no_running_relay_routes_are_reported(harness: &impl Har
         let state = NodeState { active, routes, presence_ms: Some(20_000), ..NodeState::default() };
         scene.store.announce(&NodeId::from(node), &state).await.unwrap();
     };
-    let found = async |look_at: usize| scene.store.unrouted(look_at).await.unwrap();
+    let found = async |scan_limit: usize| scene.store.unrouted(scan_limit).await.unwrap();
     let types = |found: &UnroutedEvents| -> Vec<(String, String, u64)> {
         let each =
             |of: &crate::store::UnroutedType| (of.event_type.clone(), of.aggregate_type.clone(), of.count);

@@ -20,9 +20,9 @@ impl Subscriptions {
     async fn open(harness: &impl Harness, publishers: &[&str]) -> Option<Self> {
         let scene = Scene::open(harness).await;
         scene.store.log()?;
-        let pairs = Self(scene);
-        pairs.register(publishers).await;
-        Some(pairs)
+        let subscriptions = Self(scene);
+        subscriptions.register(publishers).await;
+        Some(subscriptions)
     }
 
     fn log(&self) -> &dyn LogStore {
@@ -34,8 +34,9 @@ impl Subscriptions {
     }
 
     async fn register(&self, publishers: &[&str]) {
-        let pairs: Vec<_> = publishers.iter().map(|publisher| (pair(publisher), false)).collect();
-        self.log().register(&pairs).await.unwrap();
+        let subscriptions: Vec<_> =
+            publishers.iter().map(|publisher| (subscription(publisher), false)).collect();
+        self.log().register(&subscriptions).await.unwrap();
     }
 
     async fn append(&self, events: usize) -> Vec<Position> {
@@ -47,17 +48,17 @@ impl Subscriptions {
     }
 
     async fn all(&self) -> Vec<SubscriptionState> {
-        self.log().pairs().await.unwrap()
+        self.log().subscriptions().await.unwrap()
     }
 
     async fn see(&self, publisher: &str) -> SubscriptionState {
-        let found = self.all().await.into_iter().find(|state| state.id == pair(publisher));
+        let found = self.all().await.into_iter().find(|state| state.id == subscription(publisher));
         found.expect("the subscription exists")
     }
 
     /// Claims those of these that are free, by publisher.
     async fn claim(&self, node: &str, publishers: &[&str]) -> Vec<SubscriptionState> {
-        let wanted: Vec<_> = publishers.iter().map(|publisher| pair(publisher)).collect();
+        let wanted: Vec<_> = publishers.iter().map(|publisher| subscription(publisher)).collect();
         self.log().claim(&NodeId::from(node), LEASE, &wanted).await.unwrap()
     }
 
@@ -68,7 +69,7 @@ impl Subscriptions {
 
     async fn tend(&self, node: &str) -> Vec<String> {
         let roll = self.log().tend(&NodeId::from(node), LEASE).await.unwrap();
-        assert_eq!(roll.pairs, self.all().await);
+        assert_eq!(roll.subscriptions, self.all().await);
         roll.nodes.iter().map(NodeId::to_string).collect()
     }
 
@@ -85,7 +86,7 @@ fn log_of(store: &SharedStore) -> &dyn LogStore {
     store.log().expect("a store with a log")
 }
 
-fn pair(publisher: &str) -> SubscriptionId {
+fn subscription(publisher: &str) -> SubscriptionId {
     SubscriptionId::new("t", publisher)
 }
 
@@ -96,7 +97,7 @@ fn at(number: i64) -> Position {
 /// A move from the current position to another one, without an error.
 fn to(state: &SubscriptionState, position: i64) -> ProgressUpdate {
     ProgressUpdate {
-        pair: state.id.clone(),
+        subscription: state.id.clone(),
         epoch: state.epoch,
         from: state.position,
         to: at(position),
@@ -117,11 +118,14 @@ fn failing(state: &SubscriptionState, errors: u32, error: &str) -> ProgressUpdat
 
 /// At the start of the log, active, without a leader. A second start of the relay changes nothing.
 pub async fn a_subscription_is_registered_once(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["b", "a", "a"]).await else { return };
-    let all = pairs.all().await;
-    assert_eq!(all.iter().map(|state| state.id.clone()).collect::<Vec<_>>(), [pair("a"), pair("b")]);
+    let Some(subscriptions) = Subscriptions::open(harness, &["b", "a", "a"]).await else { return };
+    let all = subscriptions.all().await;
+    assert_eq!(
+        all.iter().map(|state| state.id.clone()).collect::<Vec<_>>(),
+        [subscription("a"), subscription("b")]
+    );
     let expected = SubscriptionState {
-        id: pair("a"),
+        id: subscription("a"),
         status: SubscriptionStatus::Active,
         position: Position::START,
         error_count: 0,
@@ -129,333 +133,352 @@ pub async fn a_subscription_is_registered_once(harness: &impl Harness) {
         leader: None,
         epoch: 0,
         remaining: Duration::ZERO,
-        updated_at: pairs.0.now(),
+        updated_at: subscriptions.0.now(),
     };
     assert_eq!(all[0], expected);
 
-    let led = pairs.claim_one("n", "a").await;
-    assert!(pairs.saves("n", to(&led, 5)).await);
-    pairs.log().register(&[(pair("a"), true), (pair("c"), false)]).await.unwrap();
-    let all = pairs.all().await;
+    let led = subscriptions.claim_one("n", "a").await;
+    assert!(subscriptions.saves("n", to(&led, 5)).await);
+    subscriptions.log().register(&[(subscription("a"), true), (subscription("c"), false)]).await.unwrap();
+    let all = subscriptions.all().await;
     assert_eq!(all.len(), 3);
     assert_eq!((all[0].position, all[0].epoch), (at(5), led.epoch), "existing rows stay unchanged");
-    pairs.log().register(&[]).await.unwrap();
+    subscriptions.log().register(&[]).await.unwrap();
 }
 
 /// For a publisher that does not need earlier events.
 pub async fn a_subscription_may_start_at_the_head(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &[]).await else { return };
-    pairs.log().register(&[(pair("empty"), true)]).await.unwrap();
-    assert_eq!(pairs.see("empty").await.position, Position::START);
-    let head = *pairs.append(3).await.last().unwrap();
-    pairs.log().register(&[(pair("start"), false), (pair("head"), true)]).await.unwrap();
-    assert_eq!(pairs.see("start").await.position, Position::START);
-    assert_eq!(pairs.see("head").await.position, head);
+    let Some(subscriptions) = Subscriptions::open(harness, &[]).await else { return };
+    subscriptions.log().register(&[(subscription("empty"), true)]).await.unwrap();
+    assert_eq!(subscriptions.see("empty").await.position, Position::START);
+    let head = *subscriptions.append(3).await.last().unwrap();
+    subscriptions
+        .log()
+        .register(&[(subscription("start"), false), (subscription("head"), true)])
+        .await
+        .unwrap();
+    assert_eq!(subscriptions.see("start").await.position, Position::START);
+    assert_eq!(subscriptions.see("head").await.position, head);
 }
 
 /// Compared by bytes, as all names.
 pub async fn names_of_subscriptions_differ_by_case_and_trailing_spaces(harness: &impl Harness) {
     let names = [" Kafka", "Kafka", "kafka", "kafka ", "käfka", "😀"];
-    let Some(pairs) = Subscriptions::open(harness, &names).await else { return };
-    let found: Vec<String> = pairs.all().await.iter().map(|s| s.id.publisher().to_owned()).collect();
+    let Some(subscriptions) = Subscriptions::open(harness, &names).await else { return };
+    let found: Vec<String> = subscriptions.all().await.iter().map(|s| s.id.publisher().to_owned()).collect();
     assert_eq!(found, names, "in the order of their bytes");
-    assert_eq!(pairs.claim("n", &["kafka"]).await.len(), 1);
-    assert_eq!(pairs.log().set_status("KAFKA", None, SubscriptionStatus::Paused).await.unwrap(), 0);
-    assert_eq!(pairs.log().set_status("kafka ", None, SubscriptionStatus::Paused).await.unwrap(), 1);
-    assert_eq!(pairs.see("kafka").await.status, SubscriptionStatus::Active);
+    assert_eq!(subscriptions.claim("n", &["kafka"]).await.len(), 1);
+    assert_eq!(subscriptions.log().set_status("KAFKA", None, SubscriptionStatus::Paused).await.unwrap(), 0);
+    assert_eq!(subscriptions.log().set_status("kafka ", None, SubscriptionStatus::Paused).await.unwrap(), 1);
+    assert_eq!(subscriptions.see("kafka").await.status, SubscriptionStatus::Active);
     let long = "x".repeat(100);
-    pairs.register(&[&long]).await;
-    assert_eq!(pairs.claim("n", &[&long]).await[0].id.publisher(), long);
+    subscriptions.register(&[&long]).await;
+    assert_eq!(subscriptions.claim("n", &[&long]).await[0].id.publisher(), long);
 }
 
 /// Other nodes get the remaining subscriptions.
 pub async fn a_subscription_has_one_leader_at_a_time(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["a", "b", "c"]).await else { return };
-    let taken = pairs.claim("one", &["b", "a", "a", "unknown"]).await;
+    let Some(subscriptions) = Subscriptions::open(harness, &["a", "b", "c"]).await else { return };
+    let taken = subscriptions.claim("one", &["b", "a", "a", "unknown"]).await;
     assert_eq!(taken.iter().map(|s| s.id.publisher()).collect::<Vec<_>>(), ["a", "b"]);
     for state in &taken {
         assert_eq!((state.leader.as_ref().unwrap().as_str(), state.epoch), ("one", 1));
         assert_eq!(state.remaining, LEASE);
     }
-    let rest = pairs.claim("two", &["a", "b", "c"]).await;
+    let rest = subscriptions.claim("two", &["a", "b", "c"]).await;
     assert_eq!(rest.iter().map(|s| s.id.publisher()).collect::<Vec<_>>(), ["c"]);
-    assert!(pairs.claim("one", &["a", "b", "c"]).await.is_empty(), "each already has a leader");
-    pairs.pass(10 * SECOND);
-    let seen = pairs.see("a").await;
+    assert!(subscriptions.claim("one", &["a", "b", "c"]).await.is_empty(), "each already has a leader");
+    subscriptions.pass(10 * SECOND);
+    let seen = subscriptions.see("a").await;
     assert_eq!(seen.leader, Some(NodeId::from("one")));
     assert_eq!(seen.remaining, LEASE - 10 * SECOND);
-    assert!(pairs.claim("two", &[]).await.is_empty());
+    assert!(subscriptions.claim("two", &[]).await.is_empty());
 }
 
 /// A pause stops publishing, not leading.
 pub async fn a_paused_subscription_may_have_a_leader(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
-    pairs.log().set_status("a", None, SubscriptionStatus::Paused).await.unwrap();
-    assert_eq!(pairs.claim_one("n", "a").await.status, SubscriptionStatus::Paused);
+    let Some(subscriptions) = Subscriptions::open(harness, &["a"]).await else { return };
+    subscriptions.log().set_status("a", None, SubscriptionStatus::Paused).await.unwrap();
+    assert_eq!(subscriptions.claim_one("n", "a").await.status, SubscriptionStatus::Paused);
 }
 
 /// However long, while heartbeats are written.
 pub async fn a_heartbeat_renews_leases(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["a", "b", "c"]).await else { return };
-    pairs.claim("one", &["a", "b"]).await;
-    pairs.claim("two", &["c"]).await;
+    let Some(subscriptions) = Subscriptions::open(harness, &["a", "b", "c"]).await else { return };
+    subscriptions.claim("one", &["a", "b"]).await;
+    subscriptions.claim("two", &["c"]).await;
     for _ in 0..3 {
-        pairs.pass(LEASE - SECOND);
-        pairs.tend("one").await;
+        subscriptions.pass(LEASE - SECOND);
+        subscriptions.tend("one").await;
     }
     for publisher in ["a", "b"] {
-        assert_eq!(pairs.see(publisher).await.remaining, LEASE);
-        assert_eq!(pairs.see(publisher).await.epoch, 1);
+        assert_eq!(subscriptions.see(publisher).await.remaining, LEASE);
+        assert_eq!(subscriptions.see(publisher).await.epoch, 1);
     }
-    assert_eq!(pairs.see("c").await.remaining, Duration::ZERO, "not that of another node");
-    assert_eq!(pairs.claim("three", &["a", "b", "c"]).await.len(), 1);
+    assert_eq!(subscriptions.see("c").await.remaining, Duration::ZERO, "not that of another node");
+    assert_eq!(subscriptions.claim("three", &["a", "b", "c"]).await.len(), 1);
 }
 
 /// Another node may be about to claim the subscription: it is claimed again, in a new epoch.
 pub async fn an_expired_lease_is_not_renewed(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
-    let first = pairs.claim_one("one", "a").await;
-    pairs.pass(LEASE);
-    pairs.tend("one").await;
-    assert_eq!(pairs.see("a").await.remaining, Duration::ZERO);
-    let again = pairs.claim_one("one", "a").await;
+    let Some(subscriptions) = Subscriptions::open(harness, &["a"]).await else { return };
+    let first = subscriptions.claim_one("one", "a").await;
+    subscriptions.pass(LEASE);
+    subscriptions.tend("one").await;
+    assert_eq!(subscriptions.see("a").await.remaining, Duration::ZERO);
+    let again = subscriptions.claim_one("one", "a").await;
     assert!(again.epoch > first.epoch);
-    assert!(!pairs.saves("one", to(&first, 1)).await, "its own old epoch is over too");
-    assert!(pairs.saves("one", to(&again, 1)).await);
+    assert!(!subscriptions.saves("one", to(&first, 1)).await, "its own old epoch is over too");
+    assert!(subscriptions.saves("one", to(&again, 1)).await);
 }
 
 /// The previous leader may hang, and continue later.
 pub async fn a_takeover_fences_the_old_leader(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
-    let old = pairs.claim_one("one", "a").await;
-    pairs.pass(LEASE);
-    let new = pairs.claim_one("two", "a").await;
+    let Some(subscriptions) = Subscriptions::open(harness, &["a"]).await else { return };
+    let old = subscriptions.claim_one("one", "a").await;
+    subscriptions.pass(LEASE);
+    let new = subscriptions.claim_one("two", "a").await;
     assert!(new.epoch > old.epoch);
-    assert!(!pairs.saves("one", to(&old, 7)).await);
-    assert!(!pairs.saves("one", failing(&old, 1, "late")).await);
-    assert!(!pairs.saves("one", to(&new, 7)).await, "the epoch alone is not enough");
-    assert!(!pairs.saves("two", to(&old, 7)).await, "the name alone is not enough either");
-    let seen = pairs.see("a").await;
+    assert!(!subscriptions.saves("one", to(&old, 7)).await);
+    assert!(!subscriptions.saves("one", failing(&old, 1, "late")).await);
+    assert!(!subscriptions.saves("one", to(&new, 7)).await, "the epoch alone is not enough");
+    assert!(!subscriptions.saves("two", to(&old, 7)).await, "the name alone is not enough either");
+    let seen = subscriptions.see("a").await;
     assert_eq!((seen.position, seen.error_count), (Position::START, 0));
-    assert!(pairs.saves("two", to(&new, 7)).await);
-    assert_eq!(pairs.see("a").await.position, at(7));
+    assert!(subscriptions.saves("two", to(&new, 7)).await);
+    assert_eq!(subscriptions.see("a").await.position, at(7));
 }
 
 /// Published events are not published again just because a lease was short: the epoch is the fence,
 /// not the clock.
 pub async fn a_leader_may_save_until_another_node_takes_over(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
-    let led = pairs.claim_one("one", "a").await;
-    pairs.pass(10 * LEASE);
-    assert!(pairs.saves("one", to(&led, 7)).await);
-    assert_eq!(pairs.claim_one("two", "a").await.position, at(7));
+    let Some(subscriptions) = Subscriptions::open(harness, &["a"]).await else { return };
+    let led = subscriptions.claim_one("one", "a").await;
+    subscriptions.pass(10 * LEASE);
+    assert!(subscriptions.saves("one", to(&led, 7)).await);
+    assert_eq!(subscriptions.claim_one("two", "a").await.position, at(7));
 }
 
 /// An operator sets the position: a leader with a batch in flight does not know it.
 pub async fn a_reset_fences_the_leader(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["a", "b"]).await else { return };
-    let led = pairs.claim_one("one", "a").await;
-    assert!(pairs.saves("one", to(&led, 10)).await);
-    let led = pairs.see("a").await;
-    pairs.pass(SECOND);
-    assert!(pairs.log().reset(&pair("a"), at(3)).await.unwrap());
-    assert!(!pairs.saves("one", to(&led, 20)).await);
-    let seen = pairs.see("a").await;
+    let Some(subscriptions) = Subscriptions::open(harness, &["a", "b"]).await else { return };
+    let led = subscriptions.claim_one("one", "a").await;
+    assert!(subscriptions.saves("one", to(&led, 10)).await);
+    let led = subscriptions.see("a").await;
+    subscriptions.pass(SECOND);
+    assert!(subscriptions.log().reset(&subscription("a"), at(3)).await.unwrap());
+    assert!(!subscriptions.saves("one", to(&led, 20)).await);
+    let seen = subscriptions.see("a").await;
     assert_eq!((seen.position, seen.leader.clone()), (at(3), None));
     assert!(seen.epoch > led.epoch);
-    assert_eq!(seen.updated_at, pairs.0.now());
+    assert_eq!(seen.updated_at, subscriptions.0.now());
 
-    assert!(pairs.log().reset(&pair("a"), at(10)).await.unwrap());
-    assert!(!pairs.saves("one", to(&led, 20)).await, "back at the same position, but not in the same epoch");
-    let next = pairs.claim_one("two", "a").await;
+    assert!(subscriptions.log().reset(&subscription("a"), at(10)).await.unwrap());
+    assert!(
+        !subscriptions.saves("one", to(&led, 20)).await,
+        "back at the same position, but not in the same epoch"
+    );
+    let next = subscriptions.claim_one("two", "a").await;
     assert!(next.epoch > seen.epoch, "free immediately");
     assert_eq!(next.position, at(10));
-    assert!(!pairs.log().reset(&pair("unknown"), at(1)).await.unwrap());
-    assert_eq!(pairs.see("b").await.position, Position::START);
+    assert!(!subscriptions.log().reset(&subscription("unknown"), at(1)).await.unwrap());
+    assert_eq!(subscriptions.see("b").await.position, Position::START);
 }
 
 /// It starts over, unless an operator has paused it.
 pub async fn a_reset_clears_errors_but_not_a_pause(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["failed", "paused"]).await else { return };
+    let Some(subscriptions) = Subscriptions::open(harness, &["failed", "paused"]).await else { return };
     for publisher in ["failed", "paused"] {
-        let led = pairs.claim_one("n", publisher).await;
-        assert!(pairs.saves("n", failing(&led, 5, "broker away")).await);
+        let led = subscriptions.claim_one("n", publisher).await;
+        assert!(subscriptions.saves("n", failing(&led, 5, "broker away")).await);
     }
-    pairs.log().set_status("paused", None, SubscriptionStatus::Paused).await.unwrap();
+    subscriptions.log().set_status("paused", None, SubscriptionStatus::Paused).await.unwrap();
     for (publisher, status) in
         [("failed", SubscriptionStatus::Active), ("paused", SubscriptionStatus::Paused)]
     {
-        assert!(pairs.log().reset(&pair(publisher), at(0)).await.unwrap());
-        let seen = pairs.see(publisher).await;
+        assert!(subscriptions.log().reset(&subscription(publisher), at(0)).await.unwrap());
+        let seen = subscriptions.see(publisher).await;
         assert_eq!((seen.status, seen.error_count, seen.last_error), (status, 0, None));
     }
 }
 
 /// Events published before the pause was seen count as published, and the pause stays.
 pub async fn a_pause_survives_a_save(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
-    let led = pairs.claim_one("n", "a").await;
-    pairs.log().set_status("a", None, SubscriptionStatus::Paused).await.unwrap();
-    assert!(pairs.saves("n", to(&led, 7)).await);
-    let seen = pairs.see("a").await;
+    let Some(subscriptions) = Subscriptions::open(harness, &["a"]).await else { return };
+    let led = subscriptions.claim_one("n", "a").await;
+    subscriptions.log().set_status("a", None, SubscriptionStatus::Paused).await.unwrap();
+    assert!(subscriptions.saves("n", to(&led, 7)).await);
+    let seen = subscriptions.see("a").await;
     assert_eq!((seen.status, seen.position), (SubscriptionStatus::Paused, at(7)));
-    assert!(pairs.saves("n", failing(&seen, 3, "broker away")).await);
-    let seen = pairs.see("a").await;
+    assert!(subscriptions.saves("n", failing(&seen, 3, "broker away")).await);
+    let seen = subscriptions.see("a").await;
     assert_eq!((seen.status, seen.error_count), (SubscriptionStatus::Paused, 3));
     assert_eq!(seen.last_error.as_deref(), Some("broker away"));
 
-    pairs.log().set_status("a", None, SubscriptionStatus::Active).await.unwrap();
-    assert!(pairs.saves("n", ProgressUpdate { status: SubscriptionStatus::Paused, ..to(&seen, 8) }).await);
-    assert_eq!(pairs.see("a").await.status, SubscriptionStatus::Active, "a leader cannot pause");
+    subscriptions.log().set_status("a", None, SubscriptionStatus::Active).await.unwrap();
+    assert!(
+        subscriptions.saves("n", ProgressUpdate { status: SubscriptionStatus::Paused, ..to(&seen, 8) }).await
+    );
+    assert_eq!(subscriptions.see("a").await.status, SubscriptionStatus::Active, "a leader cannot pause");
 }
 
 /// Errors are recorded without a move, and cleared by the first success.
 pub async fn errors_are_recorded_and_cleared(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
-    let led = pairs.claim_one("n", "a").await;
+    let Some(subscriptions) = Subscriptions::open(harness, &["a"]).await else { return };
+    let led = subscriptions.claim_one("n", "a").await;
     let since = led.updated_at;
-    pairs.pass(SECOND);
-    assert!(pairs.saves("n", failing(&led, 5, "broker away")).await);
-    let seen = pairs.see("a").await;
+    subscriptions.pass(SECOND);
+    assert!(subscriptions.saves("n", failing(&led, 5, "broker away")).await);
+    let seen = subscriptions.see("a").await;
     assert_eq!((seen.status, seen.error_count), (SubscriptionStatus::Failed, 5));
     assert_eq!(seen.last_error.as_deref(), Some("broker away"));
     assert_eq!(seen.updated_at, since, "its position has not changed");
-    assert!(pairs.saves("n", to(&led, 1)).await);
-    let seen = pairs.see("a").await;
+    assert!(subscriptions.saves("n", to(&led, 1)).await);
+    let seen = subscriptions.see("a").await;
     assert_eq!(
         (seen.status, seen.error_count, seen.last_error.clone()),
         (SubscriptionStatus::Active, 0, None)
     );
-    assert_eq!(seen.updated_at, pairs.0.now());
+    assert_eq!(seen.updated_at, subscriptions.0.now());
 
     let nasty = "a\0b\n\t\"quoted\" \\ 'single' $1 ? {events} é 😀";
-    assert!(pairs.saves("n", failing(&seen, 1, nasty)).await);
-    assert_eq!(pairs.see("a").await.last_error, Some(nasty.replace('\0', "\u{fffd}")));
-    assert!(pairs.saves("n", failing(&seen, u32::MAX, &"😀".repeat(MAX_ERROR + 1_000))).await);
-    assert!(pairs.see("a").await.error_count > 2_000_000_000);
-    assert_eq!(pairs.see("a").await.last_error, Some("😀".repeat(MAX_ERROR)));
+    assert!(subscriptions.saves("n", failing(&seen, 1, nasty)).await);
+    assert_eq!(subscriptions.see("a").await.last_error, Some(nasty.replace('\0', "\u{fffd}")));
+    assert!(subscriptions.saves("n", failing(&seen, u32::MAX, &"😀".repeat(MAX_ERROR + 1_000))).await);
+    assert!(subscriptions.see("a").await.error_count > 2_000_000_000);
+    assert_eq!(subscriptions.see("a").await.last_error, Some("😀".repeat(MAX_ERROR)));
 }
 
 /// A leader with another starting position moves nothing.
 pub async fn a_move_names_the_position_it_moves_from(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["a"]).await else { return };
-    let led = pairs.claim_one("n", "a").await;
-    assert!(pairs.saves("n", to(&led, 5)).await);
-    assert!(pairs.saves("n", ProgressUpdate { from: at(5), ..to(&led, 9) }).await);
-    assert!(!pairs.saves("n", to(&led, 5)).await, "an old move never sets it back");
-    assert!(!pairs.saves("n", ProgressUpdate { from: at(5), ..to(&led, 12) }).await);
-    assert_eq!(pairs.see("a").await.position, at(9));
+    let Some(subscriptions) = Subscriptions::open(harness, &["a"]).await else { return };
+    let led = subscriptions.claim_one("n", "a").await;
+    assert!(subscriptions.saves("n", to(&led, 5)).await);
+    assert!(subscriptions.saves("n", ProgressUpdate { from: at(5), ..to(&led, 9) }).await);
+    assert!(!subscriptions.saves("n", to(&led, 5)).await, "an old move never sets it back");
+    assert!(!subscriptions.saves("n", ProgressUpdate { from: at(5), ..to(&led, 12) }).await);
+    assert_eq!(subscriptions.see("a").await.position, at(9));
 }
 
 /// The response to the first may have been lost.
 pub async fn a_repeated_move_counts_once(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["a", "b"]).await else { return };
-    let (a, b) = (pairs.claim_one("n", "a").await, pairs.claim_one("n", "b").await);
-    assert!(pairs.saves("n", to(&a, 5)).await);
-    assert_eq!(pairs.save("n", &[to(&a, 5), to(&b, 6)]).await, [pair("a"), pair("b")]);
-    assert_eq!((pairs.see("a").await.position, pairs.see("b").await.position), (at(5), at(6)));
+    let Some(subscriptions) = Subscriptions::open(harness, &["a", "b"]).await else { return };
+    let (a, b) = (subscriptions.claim_one("n", "a").await, subscriptions.claim_one("n", "b").await);
+    assert!(subscriptions.saves("n", to(&a, 5)).await);
+    assert_eq!(
+        subscriptions.save("n", &[to(&a, 5), to(&b, 6)]).await,
+        [subscription("a"), subscription("b")]
+    );
+    assert_eq!(
+        (subscriptions.see("a").await.position, subscriptions.see("b").await.position),
+        (at(5), at(6))
+    );
 }
 
 /// In one statement, each independently.
 pub async fn many_subscriptions_are_moved_in_one_call(harness: &impl Harness) {
     let names: Vec<String> = (0..300).map(|n| format!("p{n:03}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let Some(pairs) = Subscriptions::open(harness, &names).await else { return };
-    let led = pairs.claim("n", &names).await;
+    let Some(subscriptions) = Subscriptions::open(harness, &names).await else { return };
+    let led = subscriptions.claim("n", &names).await;
     assert_eq!(led.len(), names.len());
     let mut moves: Vec<ProgressUpdate> = led.iter().zip(1..).map(|(state, n)| to(state, n)).collect();
     moves.reverse();
-    assert_eq!(pairs.save("n", &moves).await.len(), names.len());
+    assert_eq!(subscriptions.save("n", &moves).await.len(), names.len());
 
     for n in [7, 200] {
-        assert!(pairs.log().reset(&led[n].id, at(1_000)).await.unwrap());
+        assert!(subscriptions.log().reset(&led[n].id, at(1_000)).await.unwrap());
     }
-    let again: Vec<ProgressUpdate> = pairs
+    let again: Vec<ProgressUpdate> = subscriptions
         .all()
         .await
         .iter()
         .zip(&led)
         .map(|(now, led)| ProgressUpdate { epoch: led.epoch, ..to(now, 2_000) })
         .collect();
-    let moved = pairs.save("n", &again).await;
+    let moved = subscriptions.save("n", &again).await;
     assert_eq!(moved.len(), names.len() - 2);
-    for (n, state) in pairs.all().await.iter().enumerate() {
+    for (n, state) in subscriptions.all().await.iter().enumerate() {
         let lost = n == 7 || n == 200;
         assert_eq!(state.position, at(if lost { 1_000 } else { 2_000 }), "{}", state.id);
         assert_eq!(moved.contains(&state.id), !lost, "{}", state.id);
     }
-    assert!(pairs.save("n", &[]).await.is_empty());
+    assert!(subscriptions.save("n", &[]).await.is_empty());
 }
 
 /// Other nodes can claim it immediately.
 pub async fn a_released_subscription_is_free_immediately(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["a", "b"]).await else { return };
-    let led = pairs.claim("one", &["a", "b"]).await;
+    let Some(subscriptions) = Subscriptions::open(harness, &["a", "b"]).await else { return };
+    let led = subscriptions.claim("one", &["a", "b"]).await;
     let release = async |node: &str, epoch: i64| {
-        pairs.log().release(&NodeId::from(node), &[(pair("a"), epoch)]).await.unwrap();
+        subscriptions.log().release(&NodeId::from(node), &[(subscription("a"), epoch)]).await.unwrap();
     };
     release("two", led[0].epoch).await;
     release("one", led[0].epoch - 1).await;
     assert_eq!(
-        pairs.see("a").await.leader,
+        subscriptions.see("a").await.leader,
         Some(NodeId::from("one")),
         "not by other nodes, and not in another epoch"
     );
     release("one", led[0].epoch).await;
-    assert_eq!(pairs.see("a").await.leader, None);
-    assert!(!pairs.saves("one", to(&led[0], 1)).await, "a released subscription is not the node's any more");
-    let taken = pairs.claim("two", &["a", "b"]).await;
+    assert_eq!(subscriptions.see("a").await.leader, None);
+    assert!(
+        !subscriptions.saves("one", to(&led[0], 1)).await,
+        "a released subscription is not the node's any more"
+    );
+    let taken = subscriptions.claim("two", &["a", "b"]).await;
     assert_eq!((taken.len(), taken[0].epoch), (1, led[0].epoch + 1));
-    pairs.log().release(&NodeId::from("two"), &[]).await.unwrap();
+    subscriptions.log().release(&NodeId::from("two"), &[]).await.unwrap();
 }
 
 /// Other nodes need not wait for a node that stops.
 pub async fn a_node_that_leaves_releases_all_subscriptions(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["a", "b", "c"]).await else { return };
-    pairs.claim("one", &["a", "b"]).await;
-    pairs.claim("two", &["c"]).await;
-    pairs.tend("one").await;
-    assert_eq!(pairs.tend("two").await, ["one", "two"]);
-    pairs.log().leave(&NodeId::from("one")).await.unwrap();
-    assert_eq!(pairs.tend("two").await, ["two"]);
-    assert_eq!(pairs.claim("two", &["a", "b", "c"]).await.len(), 2);
-    assert_eq!(pairs.see("c").await.epoch, 1, "the subscriptions of other nodes stay theirs");
+    let Some(subscriptions) = Subscriptions::open(harness, &["a", "b", "c"]).await else { return };
+    subscriptions.claim("one", &["a", "b"]).await;
+    subscriptions.claim("two", &["c"]).await;
+    subscriptions.tend("one").await;
+    assert_eq!(subscriptions.tend("two").await, ["one", "two"]);
+    subscriptions.log().leave(&NodeId::from("one")).await.unwrap();
+    assert_eq!(subscriptions.tend("two").await, ["two"]);
+    assert_eq!(subscriptions.claim("two", &["a", "b", "c"]).await.len(), 2);
+    assert_eq!(subscriptions.see("c").await.epoch, 1, "the subscriptions of other nodes stay theirs");
 }
 
 /// Nodes whose heartbeat is recent enough, and always the calling one.
 pub async fn nodes_are_listed_while_their_heartbeat_is_recent(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &[]).await else { return };
-    pairs.0.store.lead("purge", &NodeId::from("elsewhere"), 100 * LEASE).await.unwrap();
-    assert_eq!(pairs.tend("one").await, ["one"]);
-    pairs.pass(LEASE - SECOND);
-    assert_eq!(pairs.tend("two").await, ["one", "two"]);
-    pairs.pass(SECOND);
-    assert_eq!(pairs.tend("two").await, ["two"]);
-    assert_eq!(pairs.tend("one").await, ["one", "two"], "the heartbeat is back");
+    let Some(subscriptions) = Subscriptions::open(harness, &[]).await else { return };
+    subscriptions.0.store.lead("purge", &NodeId::from("elsewhere"), 100 * LEASE).await.unwrap();
+    assert_eq!(subscriptions.tend("one").await, ["one"]);
+    subscriptions.pass(LEASE - SECOND);
+    assert_eq!(subscriptions.tend("two").await, ["one", "two"]);
+    subscriptions.pass(SECOND);
+    assert_eq!(subscriptions.tend("two").await, ["two"]);
+    assert_eq!(subscriptions.tend("one").await, ["one", "two"], "the heartbeat is back");
 
     // Old heartbeats are deleted. Setting the clock back would show them again.
-    let then = pairs.0.now();
-    pairs.pass(9 * LEASE);
-    assert_eq!(pairs.tend("two").await, ["two"]);
-    pairs.0.clock.set(then);
-    assert_eq!(pairs.tend("two").await, ["one", "two"], "not long enough");
-    pairs.pass(12 * LEASE);
-    assert_eq!(pairs.tend("two").await, ["two"]);
-    pairs.0.clock.set(then);
-    assert_eq!(pairs.tend("two").await, ["two"]);
+    let then = subscriptions.0.now();
+    subscriptions.pass(9 * LEASE);
+    assert_eq!(subscriptions.tend("two").await, ["two"]);
+    subscriptions.0.clock.set(then);
+    assert_eq!(subscriptions.tend("two").await, ["one", "two"], "not long enough");
+    subscriptions.pass(12 * LEASE);
+    assert_eq!(subscriptions.tend("two").await, ["two"]);
+    subscriptions.0.clock.set(then);
+    assert_eq!(subscriptions.tend("two").await, ["two"]);
 }
 
 /// The store's part of pausing and resuming.
 pub async fn a_status_is_set_by_publisher_or_in_one_topic(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["kafka", "log"]).await else { return };
+    let Some(subscriptions) = Subscriptions::open(harness, &["kafka", "log"]).await else { return };
     let other = SubscriptionId::new("u", "kafka");
-    pairs.log().register(&[(other.clone(), false)]).await.unwrap();
+    subscriptions.log().register(&[(other.clone(), false)]).await.unwrap();
     let statuses = async || {
-        let all = pairs.all().await;
+        let all = subscriptions.all().await;
         all.iter().map(|state| state.status.as_str()).collect::<Vec<_>>()
     };
-    let set =
-        async |publisher, topic, status| pairs.log().set_status(publisher, topic, status).await.unwrap();
+    let set = async |publisher, topic, status| {
+        subscriptions.log().set_status(publisher, topic, status).await.unwrap()
+    };
     assert_eq!(set("kafka", None, SubscriptionStatus::Paused).await, 2);
     assert_eq!(set("kafka", None, SubscriptionStatus::Paused).await, 2, "again");
     assert_eq!(statuses().await, ["PAUSED", "ACTIVE", "PAUSED"]);
@@ -464,51 +487,53 @@ pub async fn a_status_is_set_by_publisher_or_in_one_topic(harness: &impl Harness
     assert_eq!(set("kafka", Some("v"), SubscriptionStatus::Active).await, 0);
     assert_eq!(set("unknown", None, SubscriptionStatus::Active).await, 0);
 
-    let led = pairs.claim_one("n", "kafka").await;
-    assert!(pairs.saves("n", failing(&led, 5, "broker away")).await);
+    let led = subscriptions.claim_one("n", "kafka").await;
+    assert!(subscriptions.saves("n", failing(&led, 5, "broker away")).await);
     assert_eq!(set("kafka", Some("t"), SubscriptionStatus::Paused).await, 1);
-    assert_eq!(pairs.see("kafka").await.error_count, 5, "a pause keeps errors");
+    assert_eq!(subscriptions.see("kafka").await.error_count, 5, "a pause keeps errors");
     assert_eq!(set("kafka", None, SubscriptionStatus::Active).await, 2);
-    let seen = pairs.see("kafka").await;
+    let seen = subscriptions.see("kafka").await;
     assert_eq!((seen.status, seen.error_count, seen.last_error), (SubscriptionStatus::Active, 0, None));
     assert_eq!((seen.leader, seen.epoch), (led.leader, led.epoch), "the leader stays");
 }
 
 /// As an operator does it at the database's own prompt.
 pub async fn operators_pause_and_resume_with_sql(harness: &impl Harness) {
-    let Some(pairs) = Subscriptions::open(harness, &["KafkaPublisher", "other"]).await else { return };
-    let led = pairs.claim_one("n", "KafkaPublisher").await;
-    assert!(pairs.saves("n", failing(&led, 5, "broker away")).await);
+    let Some(subscriptions) = Subscriptions::open(harness, &["KafkaPublisher", "other"]).await else {
+        return;
+    };
+    let led = subscriptions.claim_one("n", "KafkaPublisher").await;
+    assert!(subscriptions.saves("n", failing(&led, 5, "broker away")).await);
     let pause = "UPDATE {progress} SET status = 'PAUSED' WHERE publisher = 'KafkaPublisher'";
     if !harness.execute(pause).await {
         return;
     }
-    let seen = pairs.see("KafkaPublisher").await;
+    let seen = subscriptions.see("KafkaPublisher").await;
     assert_eq!((seen.status, seen.error_count), (SubscriptionStatus::Paused, 5));
     let resume = "UPDATE {progress} SET status = 'ACTIVE', error_count = 0, last_error = NULL \
         WHERE publisher = 'KafkaPublisher'";
     assert!(harness.execute(resume).await);
-    let seen = pairs.see("KafkaPublisher").await;
+    let seen = subscriptions.see("KafkaPublisher").await;
     assert_eq!((seen.status, seen.error_count, seen.last_error), (SubscriptionStatus::Active, 0, None));
 
     // A manually inserted row is a subscription too.
     assert!(harness.execute("INSERT INTO {progress} (topic, publisher) VALUES ('t', 'by hand')").await);
-    let made = pairs.claim_one("n", "by hand").await;
+    let made = subscriptions.claim_one("n", "by hand").await;
     assert_eq!((made.status, made.position, made.epoch), (SubscriptionStatus::Active, Position::START, 1));
 }
 
 /// Concurrent claims of all nodes.
 pub async fn concurrent_claims_never_share_a_subscription(harness: &impl Harness) {
     let names: Vec<String> = (0..40).map(|n| format!("p{n:02}")).collect();
-    let Some(pairs) = Subscriptions::open(harness, &[]).await else { return };
-    let ids: Vec<SubscriptionId> = names.iter().map(|name| pair(name)).collect();
+    let Some(subscriptions) = Subscriptions::open(harness, &[]).await else { return };
+    let ids: Vec<SubscriptionId> = names.iter().map(|name| subscription(name)).collect();
     let rows: Vec<_> = ids.iter().map(|id| (id.clone(), false)).collect();
-    pairs.log().register(&rows).await.unwrap();
+    subscriptions.log().register(&rows).await.unwrap();
 
-    let other = harness.connect(Clock::Frozen(pairs.0.clock.clone())).await;
+    let other = harness.connect(Clock::Frozen(subscriptions.0.clock.clone())).await;
     let mut asking = tokio::task::JoinSet::new();
     for n in 0..8_usize {
-        let store = if n % 2 == 0 { pairs.0.store.clone() } else { other.clone() };
+        let store = if n % 2 == 0 { subscriptions.0.store.clone() } else { other.clone() };
         let mut wanted = ids.clone();
         wanted.rotate_left(n * 5);
         asking.spawn(async move {
@@ -526,7 +551,7 @@ pub async fn concurrent_claims_never_share_a_subscription(harness: &impl Harness
         assert_eq!(twice, None, "{} was taken twice", state.id);
     }
     assert_eq!(by_pair.len(), ids.len(), "all are claimed");
-    for state in pairs.all().await {
+    for state in subscriptions.all().await {
         assert_eq!((&state.leader, state.epoch), (&by_pair[&state.id], 1));
     }
 }
@@ -571,7 +596,7 @@ pub async fn leaders_operators_and_new_nodes_do_not_fail_each_other(harness: &im
         0
     });
     let moved: usize = acting.join_all().await.into_iter().sum();
-    let all = log_of(&store).pairs().await.unwrap();
+    let all = log_of(&store).subscriptions().await.unwrap();
     let stands: i64 = all.iter().map(|state| state.position.get()).sum();
     assert_eq!(usize::try_from(stands).unwrap(), moved, "every reported move counts, and no other");
     assert!(moved > 0);

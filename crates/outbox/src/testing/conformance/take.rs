@@ -327,12 +327,12 @@ pub async fn a_row_that_cannot_be_decoded_does_not_stop_the_rest(harness: &impl 
 pub async fn a_byte_limit_is_kept(harness: &impl Harness) {
     let scene = Scene::open(harness).await;
     let large = || crate::Event::new("large").json(&"x".repeat(2_000));
-    for together in [true, false] {
+    for group_lease in [true, false] {
         let ids = scene.write([large(), large(), large(), large(), large(), large()]).await;
         let mut seen = Vec::new();
         let mut from = Origin::Start;
         for _ in 0..6 {
-            let take = Take { from, max_bytes: 5_500, limit: 100, together, ..leasing("a") };
+            let take = Take { from, max_bytes: 5_500, limit: 100, group_lease, ..leasing("a") };
             let taken = scene.take(&take).await;
             assert!(taken.deliveries.len() <= 2, "{} of 2,500 bytes each", taken.deliveries.len());
             assert!(taken.scanned >= 100 || taken.deliveries.len() + seen.len() == 6, "there is more");
