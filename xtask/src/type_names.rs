@@ -32,7 +32,10 @@ pub(crate) fn check() -> Result<()> {
         bail!("type names:\n  {}", errors.join("\n  "));
     }
     let pending: usize = list.pending.values().map(BTreeSet::len).sum();
-    println!("every type name is defined once in its crate, but for {pending} that are pending");
+    match pending {
+        0 => println!("every type name is defined once in its crate"),
+        _ => println!("every type name is defined once in its crate, but for {pending} that are pending"),
+    }
     Ok(())
 }
 

@@ -261,7 +261,7 @@ async fn a_second_single_node_relay_stands_by_names_the_leader_and_takes_over() 
         .wait_for_log("standing by: `mode = \"single-node\"` allows one active relay, which is first:")
         .await;
     let body = second.wait_until_ready().await;
-    assert!(body.contains("\"relay\":\"standing by\""), "{body}");
+    assert!(body.contains("\"relay\":\"standby\""), "{body}");
     outbox.send(event("order.1").json(&1)).await.unwrap();
     wait_until("by the first", || dir.types("orders.jsonl").len() == 1, || first.log()).await;
     first.stop().await;

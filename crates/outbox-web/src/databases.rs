@@ -42,7 +42,7 @@ pub trait Databases: Send + Sync + 'static {
 pub struct DatabaseInfo {
     /// The name of the database.
     pub name: String,
-    /// The state: `active`, `standing by`, `starting`, `failing`, …
+    /// The state: `active`, `standby`, `starting`, `failing`, …
     pub state: String,
     /// Why the database is failing. Contains no credentials.
     pub reason: Option<String>,

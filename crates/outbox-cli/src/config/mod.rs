@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 pub(crate) use outbox::settings::file::{
-    Count, Database, Environment, Groups, Mistake, Reader, Retry, Time, WrittenCompletion, WrittenMode,
+    Count, DatabaseGroup, Environment, Groups, Mistake, Reader, Retry, Time, WrittenCompletion, WrittenMode,
 };
 use outbox::settings::file::{no_such, plain, reword, top};
 use outbox::settings::{SettingsError, read_file};
@@ -114,7 +114,7 @@ impl Config {
             groups: Groups::default(),
             http: Http::default(),
             fleet: Fleet::default(),
-            source: Source::One(Database { url, ..Database::default() }),
+            source: Source::One(DatabaseGroup { url, ..DatabaseGroup::default() }),
             publishers: BTreeMap::new(),
             routes: Vec::new(),
             topics: Vec::new(),
@@ -159,7 +159,7 @@ fn read_array<'i, T: serde::Deserialize<'i>>(reader: &mut Reader<'i>, name: &str
 /// Reads the source of events, which may be given in one way only.
 fn source(reader: &mut Reader<'_>, fallback_url: Option<&str>) -> Option<Source> {
     let before = reader.mistakes.len();
-    let one = reader.has::<Database>("database").then(|| reader.group::<Database>("database"));
+    let one = reader.has::<DatabaseGroup>("database").then(|| reader.group::<DatabaseGroup>("database"));
     // A table with a mistake must not be reported as missing, too.
     let is_wrong = reader.mistakes.len() > before;
     let many = reader.take("databases");

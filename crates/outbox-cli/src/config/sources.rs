@@ -1,6 +1,6 @@
 //! Sources of events: one database, several, or databases that a discovery query returns.
 
-use outbox::settings::file::{Count, Database, Time};
+use outbox::settings::file::{Count, DatabaseGroup, Time};
 use outbox_transports::{Secret, Text};
 use serde::Deserialize;
 use toml::Spanned;
@@ -75,7 +75,7 @@ impl NamedDatabase {
 /// Source of events.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    One(Database),
+    One(DatabaseGroup),
     Several(Vec<NamedDatabase>),
     Discovered(Discovery),
 }

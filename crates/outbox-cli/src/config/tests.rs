@@ -2,7 +2,8 @@ use std::collections::BTreeSet;
 
 use outbox::settings::Mode;
 use outbox::settings::file::{
-    ClaimLocking, Dispatcher, General, IdleBackoff, Log, Metrics, OTHER_NAMES, Poller, Purge, fields,
+    ClaimLocking, Dispatcher, General, IdleBackoff, LogGroup, MetricsGroup, OTHER_NAMES, Poller, PurgeGroup,
+    fields,
 };
 
 use super::*;
@@ -287,16 +288,16 @@ fn the_first_file_of_the_guide_is_good_and_its_table_names_every_setting() {
     assert_eq!((config.publishers["orders"].kind, config.routes.len()), ("nats", 1));
     let groups = [
         fields::<General>(),
-        fields::<Database>(),
+        fields::<DatabaseGroup>(),
         fields::<Fleet>(),
         fields::<Dispatcher>(),
         fields::<Poller>(),
         fields::<ClaimLocking>(),
         fields::<Retry>(),
-        fields::<Purge>(),
-        fields::<Log>(),
+        fields::<PurgeGroup>(),
+        fields::<LogGroup>(),
         fields::<IdleBackoff>(),
-        fields::<Metrics>(),
+        fields::<MetricsGroup>(),
         fields::<Http>(),
         fields::<Topic>(),
     ];
@@ -363,7 +364,7 @@ fn the_sample_parses_as_it_is_and_with_everything_in_it() {
 fn the_sample_names_every_setting() {
     let tables: Vec<(&str, &[&str])> = vec![
         ("", fields::<General>()),
-        ("database", fields::<Database>()),
+        ("database", fields::<DatabaseGroup>()),
         ("databases", fields::<NamedDatabase>()),
         ("discovery", fields::<sources::Discovery>()),
         ("fleet", fields::<Fleet>()),
@@ -371,10 +372,10 @@ fn the_sample_names_every_setting() {
         ("poller", fields::<Poller>()),
         ("claim-locking", fields::<ClaimLocking>()),
         ("retry", fields::<Retry>()),
-        ("purge", fields::<Purge>()),
-        ("log", fields::<Log>()),
+        ("purge", fields::<PurgeGroup>()),
+        ("log", fields::<LogGroup>()),
         ("backoff", fields::<IdleBackoff>()),
-        ("metrics", fields::<Metrics>()),
+        ("metrics", fields::<MetricsGroup>()),
         ("http", fields::<Http>()),
         ("publishers.lines.file", fields::<transports::File>()),
         ("publishers.counts.statistics", fields::<transports::Statistics>()),

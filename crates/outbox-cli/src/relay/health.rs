@@ -161,7 +161,7 @@ impl Health {
                 vec![DatabaseInfo::new(name, "failing").reason(problem.unwrap_or_default())]
             }
             Stage::One(_) if self.active.load(Ordering::Relaxed) => one("active"),
-            Stage::One(_) => one("standing by"),
+            Stage::One(_) => one("standby"),
             Stage::Fleet(fleet) => fleet.list(),
         }
     }
@@ -188,19 +188,19 @@ impl Health {
                 last = Some(LastActivity::from(&*Self::lock(&self.relay)));
                 let reasons =
                     self.problems().into_iter().chain(self.check_database(&store).await.err()).collect();
-                (if active { "active" } else { "standing by" }, reasons, Vec::new())
+                (if active { "active" } else { "standby" }, reasons, Vec::new())
             }
             Stage::Fleet(fleet) => {
                 let databases: Vec<_> = fleet.databases().into_iter().map(DatabaseHealth::from).collect();
-                let served = |d: &DatabaseHealth| matches!(d.state.as_str(), "active" | "standing by");
+                let served = |d: &DatabaseHealth| matches!(d.state.as_str(), "active" | "standby");
                 let reasons = if databases.is_empty() || databases.iter().any(served) {
                     Vec::new()
                 } else {
                     vec!["no database can be served".to_owned()]
                 };
                 let is = |state: &str| databases.iter().any(|database| database.state == state);
-                let stands_by = is("standing by") && !is("active");
-                (if stands_by { "standing by" } else { "active" }, reasons, databases)
+                let stands_by = is("standby") && !is("active");
+                (if stands_by { "standby" } else { "active" }, reasons, databases)
             }
         };
         let outages = Self::lock(&self.publishers)

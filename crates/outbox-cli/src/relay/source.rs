@@ -10,7 +10,7 @@ use super::discovery::{Allowed, DiscoveryQuery};
 use super::publishers::Publishers;
 use super::routing_table::SharedRoutingTable;
 use crate::Usage;
-use crate::config::{Config, Count, Database, FleetSelection, NamedDatabase, Source};
+use crate::config::{Config, Count, DatabaseGroup, FleetSelection, NamedDatabase, Source};
 use crate::database::{DatabaseUrl, Tables};
 
 /// Default number of connections of a relay with one database.
@@ -108,7 +108,7 @@ impl RunningRelay {
 
 async fn start_one(
     config: &Config,
-    database: &Database,
+    database: &DatabaseGroup,
     setting: &'static str,
     publishers: &Publishers,
     routing_table: &SharedRoutingTable,

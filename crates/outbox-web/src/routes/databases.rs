@@ -20,7 +20,7 @@ pub(crate) struct DatabaseList {
 pub(crate) struct DatabaseView {
     /// The name: the value of `?database=`.
     name: String,
-    /// The state: `open`, `active`, `standing by`, `starting`, `failing`, …
+    /// The state: `open`, `active`, `standby`, `starting`, `failing`, …
     state: String,
     /// Why the database is failing.
     reason: Option<String>,

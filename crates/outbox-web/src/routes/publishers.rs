@@ -27,14 +27,14 @@ pub(crate) struct PublisherView {
     /// The name of the publisher.
     name: String,
     /// The topics of the log that are published to it.
-    topics: Vec<PublisherView>,
+    topics: Vec<SubscriptionView>,
     /// Outages of the publisher, as seen by relays: its events wait meanwhile.
     outages: Vec<OutageView>,
 }
 
 /// State of a publisher in a topic.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct PublisherView {
+pub(crate) struct SubscriptionView {
     /// The topic.
     topic: String,
     /// The publisher.
@@ -119,7 +119,7 @@ pub(crate) struct LagView {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Publishers {
     /// Publishers of the log, by topic and publisher.
-    publishers: Vec<PublisherView>,
+    publishers: Vec<SubscriptionView>,
     /// Outages of publishers of log and queue, by name.
     outages: Vec<OutageView>,
     /// Events of the log that publishers skipped because they cannot be decoded: at most 100,
@@ -219,7 +219,7 @@ pub(crate) async fn lags(database: &Database) -> ApiResult<Vec<LagView>> {
 }
 
 /// State of all publishers in all topics.
-async fn subscriptions(database: &Database) -> ApiResult<Vec<PublisherView>> {
+async fn subscriptions(database: &Database) -> ApiResult<Vec<SubscriptionView>> {
     let Some(log) = database.store.log() else { return Ok(Vec::new()) };
     let (subscriptions, head) = (log.subscriptions().await?, log.head().await?);
     let waiting = if subscriptions.iter().any(|subscription| subscription.position < head) {
@@ -282,8 +282,12 @@ pub(crate) fn outages_of(nodes: &[Node]) -> Vec<OutageView> {
     running.flat_map(of_node).collect()
 }
 
-fn view(subscription: &SubscriptionState, head: Position, waits_for: Option<&OpenAppend>) -> PublisherView {
-    PublisherView {
+fn view(
+    subscription: &SubscriptionState,
+    head: Position,
+    waits_for: Option<&OpenAppend>,
+) -> SubscriptionView {
+    SubscriptionView {
         topic: subscription.id.topic().to_owned(),
         publisher: subscription.id.publisher().to_owned(),
         status: subscription.status.as_str(),

@@ -9,7 +9,7 @@ import { table } from "../table.js";
 import { jobs } from "./jobs.js";
 import { purge } from "./purge.js";
 
-const KINDS = { active: "good", open: "good", "standing by": "wait", starting: "wait", failing: "bad" };
+const KINDS = { active: "good", open: "good", standby: "wait", starting: "wait", failing: "bad" };
 
 export function databases({ main, signal }) {
   const container = h("div");

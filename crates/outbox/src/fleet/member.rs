@@ -84,7 +84,7 @@ impl fmt::Display for DatabaseState {
             Self::Unserved => "unserved",
             Self::Starting => "starting",
             Self::Active => "active",
-            Self::StandingBy => "standing by",
+            Self::StandingBy => "standby",
             Self::Failing { .. } => "failing",
             Self::Removing => "removing",
         })

@@ -51,7 +51,7 @@ use toml::Spanned;
 
 pub use self::error::SettingsError;
 use self::file::{
-    Database, Environment, Groups, Mistake, OF_DAEMON, Reader, Scheme, no_such, top, url_of_environment,
+    DatabaseGroup, Environment, Groups, Mistake, OF_DAEMON, Reader, Scheme, no_such, top, url_of_environment,
 };
 use crate::error::{Error, Result, without_credentials};
 use crate::outbox::{Outbox, OutboxBuilder};
@@ -62,7 +62,7 @@ pub use crate::relay::Mode;
 #[derive(Clone, Debug)]
 pub struct Settings {
     groups: Groups,
-    database: Database,
+    database: DatabaseGroup,
 }
 
 impl Settings {
@@ -115,7 +115,7 @@ impl Settings {
             return Err(reader.into_mistakes().0);
         }
         let groups = Groups::read(&mut reader);
-        let mut database: Database = reader.group("database");
+        let mut database: DatabaseGroup = reader.group("database");
         if database.url.is_none() {
             reader.given_by("database", "url", "DATABASE_URL");
             match url_of_environment(environment) {
@@ -193,7 +193,7 @@ impl Settings {
         &self.groups
     }
 
-    pub(crate) fn database(&self) -> &Database {
+    pub(crate) fn database(&self) -> &DatabaseGroup {
         &self.database
     }
 }

@@ -13,7 +13,7 @@ use crate::text::{Secret, Text};
 /// One database.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-pub struct Database {
+pub struct DatabaseGroup {
     pub name: Option<Text>,
     pub url: Option<Spanned<Secret>>,
     pub direct_url: Option<Spanned<Secret>>,
@@ -22,7 +22,7 @@ pub struct Database {
     pub connections: Option<Count>,
 }
 
-impl Database {
+impl DatabaseGroup {
     pub fn table(&self) -> Option<&str> {
         self.table.as_ref().map(Text::as_str)
     }

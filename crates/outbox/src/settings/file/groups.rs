@@ -101,7 +101,7 @@ pub struct Retry {
 /// Which rows are deleted, and when.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-pub struct Purge {
+pub struct PurgeGroup {
     pub enabled: Option<bool>,
     pub retention: Option<Time>,
     pub interval: Option<Time<1>>,
@@ -117,7 +117,7 @@ pub struct Purge {
 /// How the event log is published.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-pub struct Log {
+pub struct LogGroup {
     pub lease: Option<Time<100>>,
     pub watch: Option<Time<1>>,
     pub batch_size: Option<Count<100_000>>,
@@ -138,7 +138,7 @@ pub struct IdleBackoff {
 /// The names of metrics.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-pub struct Metrics {
+pub struct MetricsGroup {
     pub prefix: Option<Prefix>,
 }
 
@@ -150,10 +150,10 @@ pub struct Groups {
     pub poller: Poller,
     pub claim_locking: ClaimLocking,
     pub retry: Retry,
-    pub purge: Purge,
-    pub log: Log,
+    pub purge: PurgeGroup,
+    pub log: LogGroup,
     pub backoff: IdleBackoff,
-    pub metrics: Metrics,
+    pub metrics: MetricsGroup,
 }
 
 impl Groups {
@@ -195,7 +195,7 @@ impl Groups {
         relay = set(relay, *lease, |relay, time| relay.lease(time.0));
         relay = set(relay, *presence, |relay, time| relay.presence(time.0));
         relay = set(relay, owner_id.as_ref(), |relay, owner| relay.node(owner.0.as_str()));
-        let Metrics { prefix } = &self.metrics;
+        let MetricsGroup { prefix } = &self.metrics;
         relay = set(relay, prefix.as_ref(), |relay, prefix| relay.metrics_prefix(prefix.0.as_str()));
         if self.retry != Retry::default() {
             let none = Retry::default();
@@ -206,7 +206,7 @@ impl Groups {
     }
 
     fn apply_log<S>(&self, mut relay: RelayBuilder<S>) -> RelayBuilder<S> {
-        let Log { lease, watch, batch_size, interval, timeout } = &self.log;
+        let LogGroup { lease, watch, batch_size, interval, timeout } = &self.log;
         relay = set(relay, *lease, |relay, time| relay.subscription_lease(time.0));
         relay = set(relay, *watch, |relay, time| relay.log_watch(time.0));
         let IdleBackoff { enabled, threshold, multiplier, max } = &self.backoff;
@@ -247,9 +247,9 @@ impl Retry {
     }
 }
 
-impl Purge {
+impl PurgeGroup {
     fn apply<S>(&self, relay: RelayBuilder<S>, mode: Mode) -> RelayBuilder<S> {
-        let Purge {
+        let PurgeGroup {
             enabled,
             retention,
             interval,
@@ -265,7 +265,7 @@ impl Purge {
             return relay.no_purge();
         }
         // The default of the mode. A writer-only relay is started for purging alone.
-        if *self == Purge::default() && mode != Mode::WriterOnly {
+        if *self == PurgeGroup::default() && mode != Mode::WriterOnly {
             return relay;
         }
         let mut purge = PurgeSettings::default();

@@ -27,12 +27,12 @@ mod time;
 
 pub use age::Age;
 pub use count::{Bytes, Count, Factor};
-pub use database::{Database, Scheme, check_name, check_url, url_of_environment, url_or_file};
+pub use database::{DatabaseGroup, Scheme, check_name, check_url, url_of_environment, url_or_file};
 pub use environment::Environment;
 pub use fields::fields;
 pub use groups::{
-    ClaimLocking, Dispatcher, General, Groups, IdleBackoff, Log, Metrics, Poller, Purge, Retry,
-    WrittenCompletion,
+    ClaimLocking, Dispatcher, General, Groups, IdleBackoff, LogGroup, MetricsGroup, Poller, PurgeGroup,
+    Retry, WrittenCompletion,
 };
 pub use mistake::{Mistake, list, no_such, reword};
 pub use mode::{MODES, WrittenMode};
