@@ -10,7 +10,8 @@ use crate::cargo::{self, cargo};
 use crate::options::Options;
 use crate::test::TestCounts;
 use crate::{
-    advisories, conformance_page, features, licences, msrv, schemathesis, servers, test, type_names, words,
+    advisories, api, conformance_page, features, licences, msrv, schemathesis, servers, test, type_names,
+    words,
 };
 
 pub(crate) fn command(options: &Options) -> Result<ExitCode> {
@@ -28,6 +29,7 @@ pub(crate) fn command(options: &Options) -> Result<ExitCode> {
         doc.args(["doc", "--workspace", "--no-deps", "--features", &features::of(&[])?]);
         cargo::run(doc.env("RUSTDOCFLAGS", "-D warnings"))
     });
+    steps.run("public API", api::check);
     steps.run("licences", licences::check);
     steps.run("advisories", advisories::check);
     steps.run("schemathesis", || schemathesis::run(options));

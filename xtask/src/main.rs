@@ -7,6 +7,7 @@
 //! - `kafka` runs the Kafka tests on a broker that takes long to build
 //! - `torture` builds and runs the torture test
 //! - `bench` builds and runs the benchmarks
+//! - `api` checks the public API of the libraries against its snapshots
 //! - `features` selects the features that are built, and checks each alone
 //! - `dist` makes the release archive
 //! - `conformance_page` checks that the tests which `docs/conformance.md` names exist
@@ -19,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod advisories;
+mod api;
 mod bench;
 mod browser;
 mod cargo;
@@ -71,6 +73,7 @@ fn run(command: Command, options: &Options) -> Result<ExitCode> {
         Command::Kafka => return kafka::command(options),
         Command::Torture => return torture::command(options),
         Command::Bench => return bench::command(options),
+        Command::Api => return api::command(options),
         Command::Features => return features::command(),
         Command::Style => return ci::style(),
         Command::Dist => dist::command()?,

@@ -11,14 +11,16 @@ usage: cargo xtask <command> [options]
 commands:
   test      start temporary servers, run every test, stop the servers
   servers   start the same servers, print their addresses, wait for Ctrl-C
-  ci        format, words, type names, Rust version, lints, no features, docs, licences, advisories,
-            schemathesis, then the tests, and the core of them on MySQL
+  ci        format, words, type names, Rust version, lints, no features, docs, public API, licences,
+            advisories, schemathesis, then the tests, and the core of them on MySQL
   schemathesis
             test the REST API against its OpenAPI document, with all checks
   kafka     build a Kafka-compatible broker once, then run the Kafka tests on it, with TLS
   torture   run processes on temporary databases, inject faults, and check the outcome of every event;
             --help shows its own options
   bench     build for release, measure on a temporary PostgreSQL, write bench/RESULTS.md
+  api       compare the public API of the libraries with crates/*/api.txt, and check which other crates
+            have types in it
   features  compile the libraries without features and with each feature alone
   style     check words, type names, the stated Rust version and the names of tests in
             docs/conformance.md, in seconds
@@ -32,6 +34,7 @@ options:
   --mysql              also start MySQL 9, downloaded from Debian unstable into target/, not installed;
                        after the other tests those of MariaDB run again, with MySQL in MariaDB's place
   -- <arguments>       (test, kafka) passed on to `cargo test`
+  --bless              (api) write the public API to crates/*/api.txt
   --release            (torture) built for release
   --minutes, --seed, --database, --faults, …
                        (torture) passed on to it
@@ -66,6 +69,8 @@ pub(crate) enum Command {
     Kafka,
     Torture,
     Bench,
+    /// Compares the public API with its snapshots.
+    Api,
     Features,
     /// Checks words, type names, the stated Rust version and docs/conformance.md.
     Style,
@@ -78,6 +83,8 @@ pub(crate) struct Options {
     only: Option<Vec<String>>,
     mysql: bool,
     pub(crate) release: bool,
+    /// Whether the snapshots of the public API are replaced.
+    pub(crate) bless: bool,
     /// Options of the torture test or of the benchmarks.
     pub(crate) passed_on: Vec<String>,
     pub(crate) cargo_test: Vec<String>,
@@ -124,6 +131,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<(Command, Options)> {
         "kafka" => Command::Kafka,
         "torture" => Command::Torture,
         "bench" => Command::Bench,
+        "api" => Command::Api,
         "features" => Command::Features,
         "style" => Command::Style,
         "dist" => Command::Dist,
@@ -135,6 +143,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<(Command, Options)> {
         only: None,
         mysql: false,
         release: false,
+        bless: false,
         passed_on: Vec::new(),
         cargo_test: Vec::new(),
     };
@@ -152,6 +161,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<(Command, Options)> {
                         .push(rest.next().with_context(|| format!("{own} needs a value"))?.clone());
                 }
             }
+            "--bless" if command == Command::Api => options.bless = true,
             "--mysql" => options.mysql = true,
             "--only" => {
                 let names = rest.next().context("--only needs names after it")?;
@@ -245,6 +255,14 @@ mod tests {
         for line in ["bench --rounds", "bench --fast", "test --quick", "bench -- --quick"] {
             assert!(read(line).is_err(), "`{line}` was taken");
         }
+    }
+
+    #[test]
+    fn only_the_command_api_replaces_snapshots() {
+        let (command, options) = read("api --bless").unwrap();
+        assert_eq!(command, Command::Api);
+        assert!(options.bless && !read("api").unwrap().1.bless);
+        assert!(read("ci --bless").is_err());
     }
 
     #[test]
