@@ -106,3 +106,76 @@ fn wallets_are_never_overdrawn_and_two_publishers_follow() {
     assert_shows(&out, &["1  WalletOpened      ada", "4  MoneyTransferred  ada -> grace"]);
     assert!(out.contains("and there are still 300 in all"), "{out}");
 }
+
+#[test]
+fn own_transaction_delivers_committed_orders_alone() {
+    let Some(out) = run("own_transaction") else { return };
+    assert_shows(
+        &out,
+        &[
+            "order 1 is confirmed",
+            "order 2 is confirmed",
+            "order 3 is rolled back",
+            "2 orders, 2 events delivered",
+        ],
+    );
+}
+
+#[test]
+fn typed_messages_reach_their_handlers_and_others_are_dead() {
+    let Some(out) = run("typed_messages") else { return };
+    assert_shows(
+        &out,
+        &["order.placed: order 42 of ada, from web", "order.cancelled: order 42: out of stock"],
+    );
+    assert!(out.contains("DEAD after 0 attempts: the payload is not a typed_messages::OrderPlaced"), "{out}");
+}
+
+#[test]
+fn scheduled_events_are_delivered_on_time_or_not_at_all() {
+    let Some(out) = run("scheduled") else { return };
+    assert_shows(
+        &out,
+        &[
+            "dentist cancelled: true",
+            "09:00",
+            "reminder: tea, after an hour",
+            "12:00",
+            "reminder: lunch, at noon",
+            "dead: breakfast, before nine, expired",
+        ],
+    );
+    assert_eq!(out.matches("reminder:").count(), 2, "{out}");
+}
+
+#[test]
+fn deduplication_writes_one_event_for_a_repeated_request() {
+    let Some(out) = run("deduplication") else { return };
+    assert_shows(
+        &out,
+        &[
+            "first request: written true",
+            "same request again: written false",
+            "invoice of order 42 is sent",
+            "request after the delivery: written true",
+            "of three in a batch: written 2",
+        ],
+    );
+}
+
+#[test]
+fn separate_relay_delivers_the_events_of_a_process_that_has_ended() {
+    let Some(out) = run("separate_relay") else { return };
+    assert_shows(
+        &out,
+        &[
+            "writer: 3 orders",
+            "writer ended: true",
+            "relay: 3 events wait",
+            "relay: bill for order 1",
+            "relay: bill for order 2",
+            "relay: bill for order 3",
+            "relay: 0 events wait",
+        ],
+    );
+}
