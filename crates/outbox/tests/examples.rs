@@ -132,6 +132,42 @@ fn typed_messages_reach_their_handlers_and_others_are_dead() {
 }
 
 #[test]
+fn retries_end_and_a_dead_letter_is_replayed() {
+    let Some(out) = run("retries") else { return };
+    assert_shows(
+        &out,
+        &[
+            "books: attempt 1",
+            "books: attempt 2",
+            "books: attempt 3",
+            "house: attempt 1",
+            "DEAD: the card was refused",
+            "shoes: attempt 1",
+            "shoes: attempt 1",
+            "replayed: 1",
+            "house: attempt 1",
+            "done: 3, dead: 0",
+        ],
+    );
+}
+
+#[test]
+fn ordering_keys_wait_for_their_own_retries_alone() {
+    let Some(out) = run("ordering_keys") else { return };
+    assert_shows(
+        &out,
+        &[
+            "while change 2 of ada waits for its retry:",
+            "ada: [1]",
+            "grace: [1, 2, 3, 4, 5]",
+            "joan: [1, 2, 3, 4, 5]",
+            "after the retry:",
+            "ada: [1, 2, 3, 4, 5]",
+        ],
+    );
+}
+
+#[test]
 fn scheduled_events_are_delivered_on_time_or_not_at_all() {
     let Some(out) = run("scheduled") else { return };
     assert_shows(
@@ -159,6 +195,131 @@ fn deduplication_writes_one_event_for_a_repeated_request() {
             "invoice of order 42 is sent",
             "request after the delivery: written true",
             "of three in a batch: written 2",
+        ],
+    );
+}
+
+#[test]
+fn inbox_books_each_payment_once() {
+    let Some(out) = run("inbox") else { return };
+    assert_shows(
+        &out,
+        &[
+            "payment-1: booked",
+            "payment-1: booked before",
+            "payment-2: crashed, nothing is booked",
+            "payment-2: booked",
+            "balance: 120",
+        ],
+    );
+}
+
+#[test]
+fn tx_handlers_book_once_and_send_one_receipt() {
+    let Some(out) = run("tx_handlers") else { return };
+    assert_shows(
+        &out,
+        &["attempt 1 fails after its writes", "attempt 2 succeeds", "receipt for 995", "balance: 995"],
+    );
+    assert_eq!(out.matches("receipt for").count(), 1, "{out}");
+}
+
+#[test]
+fn work_queue_items_change_their_worker_when_a_lease_expires() {
+    let Some(out) = run("work_queue") else { return };
+    assert_shows(
+        &out,
+        &[
+            "ada claims [\"a.png\", \"b.png\"]",
+            "acknowledged: 1",
+            "abandoned: 1",
+            "grace claims [\"c.png\"]",
+            "ada claims [\"b.png\"]",
+            "attempt 2, after: out of memory",
+            "extended: 1",
+            "grace claims [\"b.png\"]",
+            "late ack of ada takes effect: false",
+            "acknowledged: 2",
+            "done: 3",
+        ],
+    );
+}
+
+#[test]
+fn fan_out_ends_in_one_follow_up() {
+    let Some(out) = run("fan_out") else { return };
+    assert_shows(
+        &out,
+        &[
+            "merge the pages of run 1",
+            "run 1: COMPLETED, 3 completed, 0 failed",
+            "alert: run 2 has failed pages",
+            "run 2: FAILED, 2 completed, 1 failed",
+        ],
+    );
+}
+
+#[test]
+fn publisher_outages_cost_no_attempt_and_refused_events_are_dead() {
+    let Some(out) = run("publisher") else { return };
+    assert_shows(
+        &out,
+        &[
+            "mail-gateway is unavailable: connection refused",
+            "1 event waits",
+            "sent to ada@example.org",
+            "sent to grace@example.org",
+            "DEAD after 0 attempts: nowhere is not an address",
+        ],
+    );
+}
+
+#[test]
+fn interceptors_and_hooks_see_every_event() {
+    let Some(out) = run("interceptors") else { return };
+    assert_shows(
+        &out,
+        &[
+            "hook: 1 event written",
+            "handler: order placed",
+            "audit: order.placed of acme: Done",
+            "hook: 1 event written",
+            "audit: order.placed of globex: globex is suspended",
+            "internal event written: false",
+            "refused: a writer hook refused the write: order.placed has no tenant",
+        ],
+    );
+    assert_eq!(out.matches("handler:").count(), 1, "{out}");
+}
+
+#[test]
+fn shutdown_finishes_queued_events_and_releases_stuck_ones() {
+    let Some(out) = run("shutdown") else { return };
+    assert_shows(
+        &out,
+        &[
+            "signal received",
+            "exported 1, attempt 1",
+            "exported 2, attempt 1",
+            "exported 3, attempt 1",
+            "stopped, 0 pending",
+            "stopped, 1 pending",
+            "exported 4, attempt 1",
+        ],
+    );
+}
+
+#[test]
+fn two_services_take_their_own_events_and_leave_the_others() {
+    let Some(out) = run("two_services") else { return };
+    assert_shows(
+        &out,
+        &[
+            "order.placed: DONE, by shop",
+            "order.refunded: DONE, by bank",
+            "order.shipped: DONE, by shop",
+            "order.audited: NEW, by no relay",
+            "no running relay routes order.audited: 1 pending",
         ],
     );
 }
