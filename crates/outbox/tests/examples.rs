@@ -260,6 +260,24 @@ fn fan_out_ends_in_one_follow_up() {
 }
 
 #[test]
+fn event_log_books_a_seat_once_and_publishes_all_bookings() {
+    let Some(out) = run("event_log") else { return };
+    assert_shows(
+        &out,
+        &[
+            "1A for ada: booked",
+            "1A for grace: taken",
+            "1A for ada: booked before",
+            "1B for grace: booked",
+            "2 of 2 seats sold",
+            "a seat was sold meanwhile: decide again",
+            "published: 3 bookings",
+            "bookings/statistics is ACTIVE, 0 behind",
+        ],
+    );
+}
+
+#[test]
 fn publisher_outages_cost_no_attempt_and_refused_events_are_dead() {
     let Some(out) = run("publisher") else { return };
     assert_shows(
@@ -290,6 +308,81 @@ fn interceptors_and_hooks_see_every_event() {
         ],
     );
     assert_eq!(out.matches("handler:").count(), 1, "{out}");
+}
+
+#[test]
+fn settings_come_from_a_file_and_the_environment() {
+    let Some(out) = run("settings") else { return };
+    assert_shows(
+        &out,
+        &[
+            "mode: SingleNode",
+            "order placed",
+            "rows in shop_event: 1",
+            "mode with OUTBOX_MODE=ordered: Ordered",
+            "settings:2:1: there is no setting `intervall`: did you mean `interval`?",
+            "settings:5:16: 0 is not a whole number from 1 to 1,000,000",
+        ],
+    );
+}
+
+#[test]
+fn explain_names_the_reason_of_each_event() {
+    let Some(out) = run("explain") else { return };
+    assert_shows(
+        &out,
+        &[
+            "[not due]",
+            "[unrouted]",
+            "[dead]",
+            "When the cause is fixed, replay it: `outbox dead replay pay-1`.",
+            "[behind another event]",
+        ],
+    );
+    assert!(out.contains("Event reminder-1 (reminder) is not due for another 60 min"), "{out}");
+}
+
+#[test]
+fn metrics_count_the_outcomes_of_events() {
+    let Some(out) = run("metrics") else { return };
+    assert_shows(
+        &out,
+        &[
+            "outbox.dispatch.dead {store=orders} 1",
+            "outbox.dispatch.deferred {store=orders} 1",
+            "outbox.dispatch.failure {store=orders} 0",
+            "outbox.dispatch.success {store=orders} 3",
+        ],
+    );
+}
+
+#[test]
+fn testing_shows_three_tests_that_pass() {
+    let Some(out) = run("testing") else { return };
+    assert_shows(
+        &out,
+        &[
+            "placing_an_order_writes_one_event: ok",
+            "an_order_without_a_number_is_dead: ok",
+            "a_message_reaches_the_publisher: ok",
+        ],
+    );
+}
+
+#[test]
+fn retention_deletes_old_events_and_never_pending_ones() {
+    let Some(out) = run("retention") else { return };
+    assert_shows(
+        &out,
+        &[
+            "after the delivery: 1 new, 3 done, 1 dead",
+            "purged at once: 0",
+            "purged after 4 days: 3",
+            "pending and dead events stay: 1 new, 0 done, 1 dead",
+            "dead events purged after 34 days: 1",
+            "with completion delete: 1 new, 0 done, 0 dead",
+        ],
+    );
 }
 
 #[test]
