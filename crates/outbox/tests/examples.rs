@@ -1,7 +1,9 @@
 //! The examples run to their end and print the expected lines.
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::io::{Read as _, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -57,6 +59,25 @@ fn assert_shows(out: &str, lines: &[&str]) {
     let mut rest = out.lines();
     for line in lines {
         assert!(rest.any(|shown| shown.trim() == *line), "no {line:?}, or not where it belongs, in:\n{out}");
+    }
+}
+
+#[test]
+fn every_example_is_in_the_guide_and_has_a_test() {
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let guide = fs::read_to_string(crate_folder.join("../../docs/guide/examples.md")).expect("the page");
+    let files = fs::read_dir(crate_folder.join("examples")).expect("the folder");
+    let names: BTreeSet<String> = files
+        .map(|file| file.expect("a file").path().file_stem().expect("a name").to_string_lossy().into_owned())
+        .collect();
+    let tests = include_str!("examples.rs");
+    for name in &names {
+        assert!(guide.contains(&format!("| `{name}` |")), "docs/guide/examples.md does not list {name}");
+        assert!(tests.contains(&format!("run(\"{name}\")")), "no test runs {name}");
+    }
+    let listed = guide.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    for name in listed.filter(|name| *name != "mounted") {
+        assert!(names.contains(name), "docs/guide/examples.md lists {name}, which does not exist");
     }
 }
 
