@@ -210,11 +210,11 @@ struct Uncounted {
 
 /// Whether a batch may be sent.
 pub(crate) enum BreakerDecision {
-    /// It may.
+    /// The whole batch may be sent.
     Allowed,
-    /// One event of it may, to find out whether the destination is available.
+    /// One event of the batch may be sent, to find out whether the destination is available.
     Probe(Probe),
-    /// No.
+    /// No event may be sent.
     Refused,
 }
 

@@ -136,7 +136,7 @@ impl Event {
         Self(Arc::new(parts))
     }
 
-    /// The same event, with its aggregate as ordering key if it has an aggregate and no key.
+    /// Sets the aggregate as ordering key if it has an aggregate and no key.
     pub(crate) fn ordered_by_aggregate(self) -> Self {
         match (&self.0.ordering_key, &self.0.aggregate_id) {
             (None, Some(id)) => {
@@ -216,7 +216,7 @@ impl Event {
         self.0.tags.iter().find(|tag| tag.name() == name).map(Tag::value)
     }
 
-    /// The same event for the queue, which does not store tags.
+    /// Removes the tags, which the queue does not store.
     pub(crate) fn without_tags(self) -> Self {
         if self.0.tags.is_empty() {
             return self;

@@ -485,7 +485,7 @@ impl<DB: Database> Outbox<DB> {
 }
 
 impl<DB: Database> Tx<'_, DB> {
-    /// As [`Outbox::fan_out`], to be written in this transaction:
+    /// Builds a join of steps like [`Outbox::fan_out`], to be written in this transaction:
     /// `tx.fan_out(steps).then(event).write(tx).await?`.
     pub fn fan_out<E: IntoEvent>(&self, steps: impl IntoIterator<Item = E>) -> FanOut<DB> {
         self.outbox().fan_out(steps)

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 /// Time limit of an example.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Path of an example's program. `cargo test` without a selection builds it beside this test; a
-/// single `--test` does not.
+/// Path of an example's program. `cargo test` without a selection builds it beside this test;
+/// `--test` and `--examples` do not, so run `cargo build --examples` before them.
 fn program(name: &str) -> Option<PathBuf> {
     let this = std::env::current_exe().expect("the path of this test");
     let file = format!("{name}{}", std::env::consts::EXE_SUFFIX);
@@ -23,6 +23,8 @@ fn program(name: &str) -> Option<PathBuf> {
 #[track_caller]
 fn run(name: &str) -> Option<String> {
     let Some(program) = program(name) else {
+        let required = std::env::var("OUTBOX_TEST_REQUIRE").is_ok_and(|value| value == "1");
+        assert!(!required, "example {name} is not built: run `cargo build --examples` first");
         // Not `println!`: the test runner captures that when a test passes.
         let _ = writeln!(std::io::stderr(), "skipped: example {name}, because it is not built");
         return None;

@@ -119,9 +119,9 @@ on_every_database! {
         tx.commit().await.unwrap();
         assert_eq!(count(&db.outbox, Query::all()).await, 3);
         assert_eq!(db.number("SELECT count(*) FROM {t}_orders").await, 1);
-        let mut frontier = Watermark::default();
-        db.outbox.store().log().unwrap().advance(&mut frontier).await.unwrap();
-        assert_eq!(frontier.safe, log.head().await.unwrap());
+        let mut watermark = Watermark::default();
+        db.outbox.store().log().unwrap().advance(&mut watermark).await.unwrap();
+        assert_eq!(watermark.safe, log.head().await.unwrap());
     }
 
     async fn queue_and_log_are_committed_together(|db|) {
@@ -252,9 +252,9 @@ async fn like_any_other<DB: common::Backend>(db: &common::TestDb<DB>) {
     assert_eq!(found[0].aggregate_type().as_str(), "__GLOBAL__");
     let refused = log.append_if([deposit("w1", 1)], Condition::unless(wallet("w1").types(["Deposit"]))).await;
     assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
-    let mut frontier = Watermark::default();
-    db.outbox.store().log().unwrap().advance(&mut frontier).await.unwrap();
-    assert_eq!(frontier.safe, found[1].position());
+    let mut watermark = Watermark::default();
+    db.outbox.store().log().unwrap().advance(&mut watermark).await.unwrap();
+    assert_eq!(watermark.safe, found[1].position());
     assert_eq!(log.append([deposit("w1", 1)]).await.unwrap().len(), 1);
     assert_eq!(count(&db.outbox, wallet("w1")).await, 3);
 }

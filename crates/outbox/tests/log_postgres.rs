@@ -31,15 +31,15 @@ fn unless(query: &Query) -> Condition {
     Condition::unless(query.clone())
 }
 
-async fn safe(store: &SharedStore, frontier: &mut Watermark) -> i64 {
-    store.log().unwrap().advance(frontier).await.unwrap();
-    frontier.safe.get()
+async fn safe(store: &SharedStore, watermark: &mut Watermark) -> i64 {
+    store.log().unwrap().advance(watermark).await.unwrap();
+    watermark.safe.get()
 }
 
 /// Positions that a publisher would get.
-async fn seen(store: &SharedStore, frontier: &mut Watermark, after: Position) -> Vec<Position> {
-    safe(store, frontier).await;
-    let read = store.log().unwrap().read(&Query::all(), after, Some(frontier.safe), 100_000).await.unwrap();
+async fn seen(store: &SharedStore, watermark: &mut Watermark, after: Position) -> Vec<Position> {
+    safe(store, watermark).await;
+    let read = store.log().unwrap().read(&Query::all(), after, Some(watermark.safe), 100_000).await.unwrap();
     read.into_iter().map(|stored| stored.unwrap().position()).collect()
 }
 
@@ -200,24 +200,24 @@ async fn a_publisher_waits_for_a_position_that_is_committed_late() {
     let Some(db) = test_db().await else { return };
     in_time(async {
         let (store, log) = (db.outbox.store(), db.outbox.log());
-        let mut frontier = Watermark::default();
+        let mut watermark = Watermark::default();
         let first = log.append([event(&[])]).await.unwrap()[0];
         let mut late = db.outbox.begin().await.unwrap();
         let five = late.append([event(&[("late", "1")])]).await.unwrap()[0];
         let six = log.append([event(&[])]).await.unwrap()[0];
         assert!(five < six);
         for _ in 0..3 {
-            assert_eq!(seen(&store, &mut frontier, Position::START).await, [first]);
+            assert_eq!(seen(&store, &mut watermark, Position::START).await, [first]);
         }
         // A transaction that begins meanwhile is not waited for.
         let mut later = db.outbox.begin().await.unwrap();
         let seven = later.append([event(&[])]).await.unwrap()[0];
-        assert_eq!(seen(&store, &mut frontier, Position::START).await, [first]);
+        assert_eq!(seen(&store, &mut watermark, Position::START).await, [first]);
         late.commit().await.unwrap();
-        assert_eq!(seen(&store, &mut frontier, Position::START).await, [first, five, six]);
+        assert_eq!(seen(&store, &mut watermark, Position::START).await, [first, five, six]);
         later.rollback().await.unwrap();
         let eight = log.append([event(&[])]).await.unwrap()[0];
-        assert_eq!(seen(&store, &mut frontier, six).await, [eight]);
+        assert_eq!(seen(&store, &mut watermark, six).await, [eight]);
         assert_eq!(eight.get(), seven.get() + 1, "with a gap before it");
         assert_eq!(seen(&store, &mut Watermark::default(), six).await, [eight]);
     })
@@ -263,7 +263,7 @@ async fn a_projection_waits_for_open_appends_before_its_position() {
 async fn a_savepoint_that_is_rolled_back_leaves_a_gap_and_no_lock() {
     let Some(db) = test_db().await else { return };
     in_time(async {
-        let (store, mut frontier) = (db.outbox.store(), Watermark::default());
+        let (store, mut watermark) = (db.outbox.store(), Watermark::default());
         let mut tx = db.outbox.begin().await.unwrap();
         let kept = tx.append([event(&[("w", "0")])]).await.unwrap()[0];
         tx.execute("SAVEPOINT s").await.unwrap();
@@ -275,12 +275,12 @@ async fn a_savepoint_that_is_rolled_back_leaves_a_gap_and_no_lock() {
         let theirs = appended.unwrap().positions()[0];
         other.commit().await.unwrap();
         assert_eq!(
-            seen(&store, &mut frontier, Position::START).await,
+            seen(&store, &mut watermark, Position::START).await,
             [],
             "the first transaction is still open"
         );
         tx.commit().await.unwrap();
-        assert_eq!(seen(&store, &mut frontier, Position::START).await, [kept, theirs]);
+        assert_eq!(seen(&store, &mut watermark, Position::START).await, [kept, theirs]);
     })
     .await;
 }
@@ -293,7 +293,7 @@ async fn a_publisher_waits_for_a_prepared_transaction() {
     }
     in_time(async {
         let (store, log) = (db.outbox.store(), db.outbox.log());
-        let mut frontier = Watermark::default();
+        let mut watermark = Watermark::default();
         let mut conn = PgConnection::connect(db.url()).await.unwrap();
         for (end, committed) in [("COMMIT", true), ("ROLLBACK", false)] {
             let before = log.append([event(&[])]).await.unwrap()[0];
@@ -301,13 +301,13 @@ async fn a_publisher_waits_for_a_prepared_transaction() {
             let insert = format!("INSERT INTO {}_log (event_type, tags, payload)", db.table);
             let insert = format!("{insert} VALUES ('E', ARRAY['w={end}'], '1')");
             conn.execute(sqlx::AssertSqlSafe(insert)).await.unwrap();
-            // The frontier knows it as an open transaction, and then as a prepared one.
-            assert_eq!(safe(&store, &mut frontier).await, before.get());
+            // The watermark knows it as an open transaction, and then as a prepared one.
+            assert_eq!(safe(&store, &mut watermark).await, before.get());
             let prepare = format!("PREPARE TRANSACTION '{}'", db.table);
             conn.execute(sqlx::AssertSqlSafe(prepare)).await.unwrap();
             let after = log.append([event(&[])]).await.unwrap()[0];
-            for frontier in [&mut frontier, &mut Watermark::default()] {
-                assert_eq!(safe(&store, frontier).await, before.get());
+            for watermark in [&mut watermark, &mut Watermark::default()] {
+                assert_eq!(safe(&store, watermark).await, before.get());
             }
             let (deciding, waits) = start(&db, event(&[("w", end)]), unless(&Query::tag("w", end))).await;
             assert!(waits);
@@ -315,7 +315,7 @@ async fn a_publisher_waits_for_a_prepared_transaction() {
             let (tx, appended) = deciding.await.unwrap();
             assert_eq!(appended.is_err(), committed);
             tx.rollback().await.unwrap();
-            let found = seen(&store, &mut frontier, before).await;
+            let found = seen(&store, &mut watermark, before).await;
             assert_eq!(found.len(), 1 + usize::from(committed));
             assert_eq!(found.last(), Some(&after));
         }
@@ -509,13 +509,13 @@ async fn a_publisher_beside_many_writers_sees_committed_events_once_and_in_order
         });
     }
     in_time(async {
-        let (store, mut frontier) = (db.outbox.store(), Watermark::default());
+        let (store, mut watermark) = (db.outbox.store(), Watermark::default());
         let mut published: Vec<Position> = Vec::new();
         let mut ended = false;
         loop {
             // A read after the last writer has ended must find all events.
             let last = ended;
-            let page = seen(&store, &mut frontier, published.last().copied().unwrap_or_default()).await;
+            let page = seen(&store, &mut watermark, published.last().copied().unwrap_or_default()).await;
             published.extend(page);
             if last {
                 break;

@@ -20,7 +20,7 @@ type LastError = Arc<Mutex<Option<String>>>;
 
 /// A librdkafka producer.
 pub(super) struct Producer {
-    /// `None` only during drop.
+    /// The producer; `None` only during drop.
     inner: Option<FutureProducer<ProducerContext>>,
     last_error: LastError,
 }

@@ -176,7 +176,8 @@ fn difference(before: &Counts, after: &Counts, restarted: bool) -> Counts {
 pub(crate) struct WriteRate(Option<(f64, i64)>);
 
 impl WriteRate {
-    /// `None` until there are two samples.
+    /// Adds a sample and returns the rate since the previous one. `None` until there are two
+    /// samples.
     pub(crate) fn update(&mut self, now: Duration, last_seq: i64) -> Option<f64> {
         let now = now.as_secs_f64();
         if last_seq <= 0 {

@@ -76,8 +76,8 @@ impl Admin {
         self.store.overview(most).await
     }
 
-    /// Of the first `scan_limit` events of a status group: number of events per type, the most
-    /// frequent first.
+    /// Counts the events of a status group per type, the most frequent first. Reads the first
+    /// `scan_limit` events of the group.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -96,8 +96,8 @@ impl Admin {
         self.store.breakdown(status_group, scan_limit).await
     }
 
-    /// Of the first `scan_limit` pending events: those that no running relay routes, by type. They
-    /// stay pending until a relay that routes them runs.
+    /// Counts pending events that no running relay routes, by type. They stay pending until a relay
+    /// that routes them runs. Reads the first `scan_limit` pending events.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {

@@ -68,8 +68,8 @@ impl LogStore for GuardedStore {
         self.slow(self.inner_log()?.settled(query)).await
     }
 
-    async fn advance(&self, frontier: &mut Watermark) -> Result<()> {
-        self.quick(self.inner_log()?.advance(frontier)).await
+    async fn advance(&self, watermark: &mut Watermark) -> Result<()> {
+        self.quick(self.inner_log()?.advance(watermark)).await
     }
 
     async fn stored_watermark(&self) -> Result<Position> {

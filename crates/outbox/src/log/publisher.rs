@@ -137,7 +137,7 @@ impl Outgoing {
         Self { event, position: None, attempt: 1, epoch: None, seq: None, created_at: None }
     }
 
-    /// The same event as an event of the log, at this position.
+    /// Makes the event an event of the log, at this position.
     pub fn at(mut self, position: Position) -> Self {
         self.position = Some(position);
         self
@@ -260,7 +260,8 @@ impl PublishError {
         Self::new(KnownResults::Nothing, Failure::retry(reason), true)
     }
 
-    /// The same where the result of each event is known, in the order of the batch.
+    /// As [`unavailable`](Self::unavailable), with the result of each event, in the order of the
+    /// batch.
     pub fn unavailable_with(fates: Vec<EventResult>, reason: impl fmt::Display) -> Self {
         Self::new(KnownResults::Each(fates), Failure::retry(reason), true)
     }

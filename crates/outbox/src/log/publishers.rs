@@ -86,7 +86,7 @@ pub struct StatisticsPublisher {
 pub struct Statistics {
     /// Number of published events.
     pub total: u64,
-    /// The same by event type.
+    /// Number of published events by event type.
     pub by_type: BTreeMap<String, u64>,
     /// Number of batches that failed, in part or as a whole.
     pub failures: u64,
@@ -125,7 +125,7 @@ impl StatisticsPublisher {
         Self::named("statistics")
     }
 
-    /// The same under another name.
+    /// Counts, and does nothing else, under this name.
     pub fn named(name: impl Into<Arc<str>>) -> Self {
         Self { name: name.into(), inner: None, counts: Arc::default() }
     }

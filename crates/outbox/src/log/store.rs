@@ -60,7 +60,7 @@ pub trait LogStore: SubscriptionStore {
 
     /// Advances the watermark, for all queries and without waiting for other transactions. The
     /// state of the observation is kept in the watermark, which is passed from call to call.
-    async fn advance(&self, frontier: &mut Watermark) -> Result<()>;
+    async fn advance(&self, watermark: &mut Watermark) -> Result<()>;
 
     /// The last stored watermark, from which a node may start.
     async fn stored_watermark(&self) -> Result<Position>;

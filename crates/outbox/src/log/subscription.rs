@@ -204,12 +204,13 @@ impl fmt::Debug for Subscription {
 /// Whether a subscription publishes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SubscriptionStatus {
-    /// It publishes.
+    /// Publishes.
     #[default]
     Active,
     /// Paused by an operator.
     Paused,
-    /// It fails repeatedly. It is still tried, one event at a time, and becomes active by itself.
+    /// Fails repeatedly. The subscription is still tried, one event at a time, and becomes active
+    /// by itself.
     Failed,
 }
 

@@ -117,7 +117,7 @@ impl Topic {
         self.to_shared(Arc::new(publisher))
     }
 
-    /// The same for a publisher that is shared with other code.
+    /// Sends its events to a publisher that is shared with other code.
     pub fn to_shared(&self, publisher: Arc<dyn Publisher>) -> Subscription {
         Subscription::new(self.clone(), publisher)
     }

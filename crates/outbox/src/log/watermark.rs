@@ -124,10 +124,10 @@ mod tests {
     }
 
     fn safe_after(looks: impl IntoIterator<Item = LogObservation>) -> Vec<i64> {
-        let mut frontier = Watermark::default();
+        let mut watermark = Watermark::default();
         let learned = looks.into_iter().map(|look| {
-            frontier.learn(look);
-            frontier.safe.get()
+            watermark.learn(look);
+            watermark.safe.get()
         });
         learned.collect()
     }

@@ -283,8 +283,8 @@ impl WorkQueue {
         self.again(owner, newest(ids), Failure::retry(error)).await
     }
 
-    /// As [`abandon`](WorkQueue::abandon), to be retried after this delay. Counts as an attempt
-    /// too.
+    /// Reports items as failed, to be retried after this delay. Counts as an attempt, like
+    /// [`abandon`](WorkQueue::abandon).
     pub async fn abandon_after(
         &self,
         owner: &NodeId,

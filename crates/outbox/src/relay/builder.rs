@@ -89,9 +89,9 @@ pub(crate) struct RelaySettings {
     pub(crate) linger: Duration,
     pub(crate) completion: Completion,
     pub(crate) on_dead: OnDead,
-    /// `None`: the default of handlers, or of publishing.
+    /// Retry policy; `None`: the default of handlers, or of publishing.
     pub(crate) retry: Option<Arc<dyn RetryPolicy>>,
-    /// `None`: as handlers.
+    /// Retry policy of publishers; `None`: as handlers.
     pub(crate) publish_retry: Option<Arc<dyn RetryPolicy>>,
     pub(crate) purge: Option<PurgeSettings>,
     pub(crate) metrics_prefix: String,
@@ -195,13 +195,13 @@ impl RelaySettings {
 pub struct PurgeSettings {
     pub(crate) every: Duration,
     pub(crate) what: Purge,
-    /// `None`: dead events stay.
+    /// Retention of dead events; `None`: they stay.
     pub(crate) dead: Option<Duration>,
     pub(crate) inbox: Duration,
     pub(crate) attempts: Duration,
-    /// `None`: events of the log stay.
+    /// Retention of the log; `None`: its events stay.
     pub(crate) log: Option<Duration>,
-    /// `None`: audit entries stay.
+    /// Retention of audit entries; `None`: they stay.
     pub(crate) audit: Option<Duration>,
 }
 

@@ -368,11 +368,11 @@ async fn handle_key(engine: &Arc<Engine>, key: KeyQueueRef) {
 
 /// Whether an event may be handled now.
 pub(super) enum Ready {
-    /// It may.
+    /// The handler may run.
     Run,
-    /// No: it gets this verdict.
+    /// The event gets this verdict without a run.
     Verdict(Verdict),
-    /// This node no longer holds it.
+    /// This node no longer holds the event.
     NotHeld,
 }
 

@@ -106,7 +106,7 @@ pub(crate) struct Reservation {
 
 /// Whether an event that is about to be written goes the hot path.
 pub(crate) enum Reserved {
-    /// It has a slot.
+    /// A slot is reserved for it.
     Slot(Reservation),
     /// The poller delivers it: it is delayed, is ordered, has an expiry time, or is not routed by
     /// this relay.

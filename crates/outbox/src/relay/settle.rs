@@ -120,7 +120,7 @@ impl SettleQueue {
         self.enqueue(request);
     }
 
-    /// As `send`, where waiting is not possible: returns the request if there is no capacity.
+    /// Sends a request without waiting; returns the request if there is no capacity.
     fn try_send(&self, request: SettleRequest) -> Result<(), SettleRequest> {
         match self.permits.try_acquire_many(self.size(&request)) {
             Ok(permits) => permits.forget(),

@@ -30,10 +30,10 @@ use crate::error::Error;
 use crate::escape::Escaped;
 use crate::store::RelayTask;
 
-/// This many panics of a task …
+/// Number of panics of a task within [`WINDOW`] that end the relay.
 const MAX_PANICS: usize = 5;
 
-/// … within this time end the relay.
+/// Time within which [`MAX_PANICS`] panics of a task end the relay.
 const WINDOW: Duration = Duration::from_secs(60);
 
 /// The pause after the first panic. Doubles with each one that follows within the window.

@@ -280,7 +280,7 @@ impl Seat {
         Ok(permit)
     }
 
-    /// The same for the transaction of a handler.
+    /// Waits for a permit to use a connection for the transaction of a handler.
     pub(crate) async fn acquire_for_handler(&self) -> Result<Permit> {
         let handling = self.handling.clone().acquire_owned().await.ok();
         Ok(Permit { _handling: handling, ..self.enter().await? })

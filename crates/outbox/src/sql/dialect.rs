@@ -254,7 +254,8 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     /// aggregate.
     const BY_AGGREGATE: &'static str;
 
-    /// The same for the product that these tables are on, known after the first statement on them.
+    /// [`BY_AGGREGATE`](Self::BY_AGGREGATE) of the product that these tables are on, known after
+    /// the first statement on them.
     fn by_aggregate(_: &Names) -> &'static str {
         Self::BY_AGGREGATE
     }
@@ -449,7 +450,8 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     /// estimate. `$1` is the schema or NULL, `$2` the table.
     const SIZE: &'static str;
 
-    /// The same for the product that these tables are on, known after the first statement on them.
+    /// [`SIZE`](Self::SIZE) of the product that these tables are on, known after the first
+    /// statement on them.
     fn size(_: &Names) -> &'static str {
         Self::SIZE
     }
@@ -460,12 +462,13 @@ pub trait Dialect: sqlx::Database + LogDialect + Sized {
     /// Writes the presence row of a node: `$1` is its name, `$2` its state.
     const ANNOUNCE: &'static str;
 
-    /// The same, and deletes nodes that were last seen `$3` microseconds ago. Returns whether
-    /// another node was not seen for `$4` microseconds and may hold leases. `None` where that needs
-    /// more than one statement.
+    /// Writes the presence row of a node as [`ANNOUNCE`](Self::ANNOUNCE), and deletes nodes that
+    /// were last seen `$3` microseconds ago. Returns whether another node was not seen for `$4`
+    /// microseconds and may hold leases. `None` where that needs more than one statement.
     const ANNOUNCE_AND_FORGET: Option<&'static str> = None;
 
-    /// The same for the product that these tables are on, known after the first statement on them.
+    /// [`ANNOUNCE_AND_FORGET`](Self::ANNOUNCE_AND_FORGET) of the product that these tables are on,
+    /// known after the first statement on them.
     fn announce_and_forget(_: &Names) -> Option<&'static str> {
         Self::ANNOUNCE_AND_FORGET
     }

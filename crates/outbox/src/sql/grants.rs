@@ -31,7 +31,7 @@ pub enum DatabaseRole {
 const WRITER: &str = "event_id, event_type, aggregate_type, aggregate_id, tenant_id, ordering_key, correlation_id, \
     dedup_key, headers, payload, payload_bytes, content_type, occurred_at, created_at, available_at, due_at, expires_at";
 
-/// The same in the log, whose position a trigger draws on PostgreSQL.
+/// Columns that writers set in the log, whose position a trigger draws on PostgreSQL.
 const LOG_WRITER: &str = "event_id, event_type, tags, aggregate_type, aggregate_id, tenant_id, ordering_key, \
     correlation_id, headers, payload, payload_bytes, content_type, occurred_at";
 

@@ -18,7 +18,8 @@ impl<DB: Database> SqlStore<DB> {
         Ok(inserted.map_err(|e| self.explain(e.into()))? > 0)
     }
 
-    /// The same for many events; an id that is listed twice is new the first time.
+    /// Records events like [`once`](Self::once), and returns for each whether it is new; an id that
+    /// is listed twice is new the first time.
     pub(crate) async fn once_each(
         &self,
         conn: &mut DB::Connection,

@@ -25,17 +25,17 @@ pub trait AdminStore: Send + Sync + 'static {
     /// One event without the contents of its payload and headers.
     async fn metadata(&self, id: &EventId) -> Result<Option<EventMetadata>>;
 
-    /// The same for the event with this sequence number, whatever its id.
+    /// The event with this sequence number, without the contents of its payload and headers.
     async fn metadata_at(&self, seq: i64) -> Result<Option<EventMetadata>>;
 
     /// Counts of the table by state. Counting stops at `most`, at most a million.
     async fn overview(&self, most: u64) -> Result<Overview>;
 
-    /// Of the first `scan_limit` events of a status group: number and oldest event of each type.
+    /// Number and oldest event of each type, among the first `scan_limit` events of a status group.
     async fn breakdown(&self, status_group: StatusGroup, scan_limit: usize) -> Result<Breakdown>;
 
-    /// Of the first `scan_limit` pending events: those that no running relay
-    /// [routes](super::NodeState::routes). Empty if no relay runs, or if one routes everything.
+    /// Events that no running relay [routes](super::NodeState::routes), among the first
+    /// `scan_limit` pending events. Empty if no relay runs, or if one routes everything.
     async fn unrouted(&self, scan_limit: usize) -> Result<UnroutedEvents>;
 
     /// The last failed attempts of an event, oldest first.

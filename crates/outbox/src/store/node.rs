@@ -83,7 +83,7 @@ impl Node {
     pub const COUNTS_INTERVAL: Duration = Duration::from_secs(2);
     /// Default time after its last announcement at which a relay counts as vanished.
     pub const PRESENCE: Duration = Duration::from_secs(20);
-    /// The same for relays of versions before 0.2, which announce themselves every 20 s and do not
+    /// Presence of relays of versions before 0.2, which announce themselves every 20 s and do not
     /// announce a presence.
     const OLD_PRESENCE: Duration = Duration::from_secs(60);
 
@@ -190,7 +190,7 @@ pub struct Counts {
     /// Histogram of the time from due to done: `latency[n]` counts events that took less than 2^n
     /// milliseconds, and at least half of that. Longer times count in the last bucket.
     pub latency: Vec<u64>,
-    /// The same by event type. After a hundred types the others are counted together, as
+    /// Counts by event type. After a hundred types the others are counted together, as
     /// [`Counts::OTHERS`].
     pub types: BTreeMap<String, TypeCounts>,
 }

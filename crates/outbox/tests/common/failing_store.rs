@@ -563,9 +563,9 @@ impl LogStore for FailingStore {
         self.inner_log().settled(query).await
     }
 
-    async fn advance(&self, frontier: &mut Watermark) -> Result<()> {
+    async fn advance(&self, watermark: &mut Watermark) -> Result<()> {
         self.fail(Operation::Advance)?;
-        self.inner_log().advance(frontier).await
+        self.inner_log().advance(watermark).await
     }
 
     async fn stored_watermark(&self) -> Result<Position> {

@@ -154,8 +154,8 @@ pub(crate) struct LogRelay {
     index: HashMap<SubscriptionId, usize>,
     balancer: Balancer,
 
-    /// `None` while a request to advance it is running.
-    frontier: Option<Watermark>,
+    /// The watermark; `None` while a request to advance it is running.
+    watermark: Option<Watermark>,
     safe: Position,
     /// Whether `safe` is still valid: if a subscription's position is not where this node left it,
     /// the log may have gone back.
@@ -251,7 +251,7 @@ impl LogRelay {
             subscriptions,
             index,
             balancer: Balancer::default(),
-            frontier: Some(Watermark::default()),
+            watermark: Some(Watermark::default()),
             safe: Position::START,
             recheck: Recheck::NotNeeded,
             stored_watermark: Position::START,
@@ -305,7 +305,7 @@ impl LogRelay {
         // The safe position of other nodes: not every gap of the log has to be waited for again.
         let (stored_watermark, head) = (log.stored_watermark().await?, log.head().await?);
         self.stored_watermark = if stored_watermark <= head { stored_watermark } else { Position::START };
-        (self.safe, self.frontier) = (self.stored_watermark, Some(Watermark::from(self.stored_watermark)));
+        (self.safe, self.watermark) = (self.stored_watermark, Some(Watermark::from(self.stored_watermark)));
         let asked = Instant::now();
         let view = log.tend(&self.node, self.ttl).await?;
         let claims = self.reconcile(asked, self.ttl, &view);
@@ -391,7 +391,7 @@ impl LogRelay {
         if let Some(deadline) = self.stopping {
             at(if now < deadline { deadline } else { deadline + SHUTDOWN_GRACE });
         } else {
-            if self.frontier.is_some() {
+            if self.watermark.is_some() {
                 at(self.next_advance());
             }
             if self.has_to_watch() {
@@ -474,7 +474,7 @@ impl LogRelay {
     fn is_over(&self, now: Instant) -> bool {
         let Some(deadline) = self.stopping else { return false };
         let resting = |leader: &Leader| leader.in_flight.is_none() && !leader.needs_saving();
-        let asks_nothing = !self.saving && !self.heartbeat_running && self.frontier.is_some();
+        let asks_nothing = !self.saving && !self.heartbeat_running && self.watermark.is_some();
         (asks_nothing && self.leaders().all(resting)) || now >= deadline + SHUTDOWN_GRACE
     }
 

@@ -28,7 +28,7 @@ impl LogRelay {
     /// Queries the safe position, and the head of the log, when it is time to.
     pub(super) fn poll_log(&mut self, now: Instant) {
         if now >= self.next_advance()
-            && let Some(mut frontier) = self.frontier.take()
+            && let Some(mut watermark) = self.watermark.take()
         {
             let polled = !self.hinted && now >= self.earliest_poll();
             self.hinted = false;
@@ -36,8 +36,8 @@ impl LogRelay {
                 self.recheck = Recheck::Running;
             }
             self.request(Request::Advance, async move |log| {
-                let result = log.advance(&mut frontier).await;
-                Response::Advanced { frontier, result, polled }
+                let result = log.advance(&mut watermark).await;
+                Response::Advanced { watermark, result, polled }
             });
         }
         if now >= self.watch_at && self.has_to_watch() {

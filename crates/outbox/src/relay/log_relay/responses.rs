@@ -30,7 +30,7 @@ const ERROR_PAUSE: Duration = Duration::from_millis(250);
 /// Responses that the log relay receives.
 pub(super) enum Response {
     Advanced {
-        frontier: Watermark,
+        watermark: Watermark,
         result: Result<()>,
         polled: bool,
     },
@@ -113,7 +113,7 @@ impl LogRelay {
         let now = Instant::now();
         self.record_result(&response);
         match response {
-            Response::Advanced { frontier, result, polled } => self.advanced(frontier, result, polled, now),
+            Response::Advanced { watermark, result, polled } => self.advanced(watermark, result, polled, now),
             Response::Head(result) => {
                 self.watching = false;
                 match result {
@@ -202,7 +202,7 @@ impl LogRelay {
         let later = now + ERROR_PAUSE;
         match request {
             Request::Advance => {
-                self.frontier = Some(Watermark::from(self.safe));
+                self.watermark = Some(Watermark::from(self.safe));
                 self.retry_advance(later);
             }
             Request::Watch => (self.watching, self.watch_at) = (false, later),
@@ -292,10 +292,10 @@ impl LogRelay {
         }
     }
 
-    pub(super) fn advanced(&mut self, frontier: Watermark, result: Result<()>, polled: bool, now: Instant) {
+    pub(super) fn advanced(&mut self, watermark: Watermark, result: Result<()>, polled: bool, now: Instant) {
         self.advance_at = now + MIN_ADVANCE_INTERVAL;
-        let (safe, seen) = (frontier.safe, frontier.seen);
-        self.frontier = Some(frontier);
+        let (safe, seen) = (watermark.safe, watermark.seen);
+        self.watermark = Some(watermark);
         if let Err(error) = result {
             self.warn_throttled(&error, "could not query the safe position of the log");
             self.retry_advance(now + ERROR_PAUSE);
@@ -517,7 +517,7 @@ impl LogRelay {
     pub(super) fn notify_idle(&mut self, now: Instant) {
         if self.idle_waiters.is_empty()
             || self.hinted
-            || self.frontier.is_none()
+            || self.watermark.is_none()
             || self.safe < self.head
             || self.saving
             || self.confirm_after.is_some()

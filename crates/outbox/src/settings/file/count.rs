@@ -22,7 +22,7 @@ impl<const MOST: u32> Count<MOST> {
         self.0
     }
 
-    /// The same count, or `LIMIT` if that is less.
+    /// Limits the count to `LIMIT`.
     pub fn at_most<const LIMIT: u32>(self) -> Count<LIMIT> {
         Count(self.0.min(LIMIT))
     }

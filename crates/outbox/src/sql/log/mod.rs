@@ -54,17 +54,19 @@ pub trait LogDialect: sqlx::Database + Sized {
     /// Deletes the tags of events, by a list of positions, before the events are deleted.
     const PURGE_TAGS: &'static str;
 
-    /// The same for the product that these tables are on, known after the first statement on them.
+    /// [`PURGE_TAGS`](Self::PURGE_TAGS) of the product that these tables are on, known after the
+    /// first statement on them.
     fn purge_tags(_: &Names) -> &'static str {
         Self::PURGE_TAGS
     }
     /// Query for subscriptions that wait for an open transaction, and that transaction; `None`
     /// where publishers never wait.
-    const WAITING_PAIRS: Option<&'static str> = None;
+    const WAITING_SUBSCRIPTIONS: Option<&'static str> = None;
 
-    /// The same for the product that these tables are on, known after the first statement on them.
-    fn waiting_pairs(_: &Names) -> Option<&'static str> {
-        Self::WAITING_PAIRS
+    /// [`WAITING_SUBSCRIPTIONS`](Self::WAITING_SUBSCRIPTIONS) of the product that these tables are
+    /// on, known after the first statement on them.
+    fn waiting_subscriptions(_: &Names) -> Option<&'static str> {
+        Self::WAITING_SUBSCRIPTIONS
     }
 
     /// Appends events, or returns the reason for refusing.
@@ -88,7 +90,7 @@ pub trait LogDialect: sqlx::Database + Sized {
     fn look(
         sql: &dyn Render,
         conn: &mut Self::Connection,
-        frontier: &mut Watermark,
+        watermark: &mut Watermark,
     ) -> impl Future<Output = Result<()>> + Send;
 
     /// Decodes a row that [`statements::read`] selected.
@@ -408,16 +410,16 @@ impl<DB: Database> LogStore for SqlStore<DB> {
         .await
     }
 
-    async fn advance(&self, frontier: &mut Watermark) -> Result<()> {
+    async fn advance(&self, watermark: &mut Watermark) -> Result<()> {
         let looked = async {
             let mut conn = self.pools.read.acquire().await?;
-            DB::look(self.renderer(), &mut conn, frontier).await.map_err(|e| self.explain_log(e))?;
+            DB::look(self.renderer(), &mut conn, watermark).await.map_err(|e| self.explain_log(e))?;
             conn.finish().await?;
             Ok(())
         }
         .await;
         if looked.is_err() {
-            frontier.forget();
+            watermark.forget();
         }
         looked
     }
@@ -457,7 +459,7 @@ impl<DB: Database> LogStore for SqlStore<DB> {
 
     async fn waiting(&self) -> Result<Vec<(SubscriptionId, OpenAppend)>> {
         let names = self.renderer().names();
-        let Some(waiting) = DB::waiting_pairs(names) else { return Ok(Vec::new()) };
+        let Some(waiting) = DB::waiting_subscriptions(names) else { return Ok(Vec::new()) };
         let rows = self.fetch(waiting, Vec::new()).await.map_err(|e| self.explain_log(e))?;
         let one = |row: &DB::Row| {
             let subscription = SubscriptionId::new(

@@ -48,7 +48,7 @@ impl LogDialect for Postgres {
     // transaction that may have drawn that position: a holder of the lock that every append
     // acquires, as in `LOOK`. A prepared transaction has no backend any more; the lock on its
     // transaction id identifies it.
-    const WAITING_PAIRS: Option<&'static str> = Some(
+    const WAITING_SUBSCRIPTIONS: Option<&'static str> = Some(
         "SELECT e.topic, e.publisher, {int o.pid}, o.since, o.gid, o.who, o.application \
          FROM {progress} e CROSS JOIN (\
              SELECT k.pid, COALESCE(a.xact_start, p.prepared) AS since, p.gid, COALESCE(a.usename, p.owner)::text AS who, \
@@ -66,8 +66,8 @@ impl LogDialect for Postgres {
     );
 
     // On a distributed database positions are committed in order.
-    fn waiting_pairs(names: &Names) -> Option<&'static str> {
-        Self::WAITING_PAIRS.filter(|_| !names.product.is_distributed())
+    fn waiting_subscriptions(names: &Names) -> Option<&'static str> {
+        Self::WAITING_SUBSCRIPTIONS.filter(|_| !names.product.is_distributed())
     }
 
     async fn append(sql: &dyn Render, conn: &mut PgConnection, append: &Append<'_>) -> Result<AppendOutcome> {
@@ -105,16 +105,16 @@ impl LogDialect for Postgres {
         Ok(super::statements::position::<Self>(&rows)?)
     }
 
-    async fn look(sql: &dyn Render, conn: &mut PgConnection, frontier: &mut Watermark) -> Result<()> {
+    async fn look(sql: &dyn Render, conn: &mut PgConnection, watermark: &mut Watermark) -> Result<()> {
         if sql.names().product.find_distributed(conn).await? {
             let end = super::statements::position::<Self>(
                 &Self::fetch(conn, sql.render(Self::HEAD), Vec::new()).await?,
             )?;
-            frontier.ends_at(end);
-            frontier.reach(end);
+            watermark.ends_at(end);
+            watermark.reach(end);
             return Ok(());
         }
-        let rows = Self::fetch(conn, sql.render(LOOK), vec![Value::Int(frontier.safe.get())]).await?;
+        let rows = Self::fetch(conn, sql.render(LOOK), vec![Value::Int(watermark.safe.get())]).await?;
         let row =
             rows.first().ok_or_else(|| Error::Store("the log's sequence returned no row".to_owned()))?;
         let cache: Option<i64> = row.try_get(5)?;
@@ -128,7 +128,7 @@ impl LogDialect for Postgres {
         }
         let place =
             |column| row.try_get::<Option<i64>, _>(column).map(|n| Position::new(n.unwrap_or_default()));
-        frontier.learn(LogObservation {
+        watermark.learn(LogObservation {
             drawn: place(0)?,
             holders: row.try_get::<Vec<String>, _>(1)?.into_iter().collect(),
             server: row.try_get(2)?,

@@ -57,11 +57,11 @@ impl LogDialect for Sqlite {
         Ok(statements::position::<Self>(&Self::fetch(conn, sql.render(Self::HEAD), Vec::new()).await?)?)
     }
 
-    async fn look(sql: &dyn Render, conn: &mut SqliteConnection, frontier: &mut Watermark) -> Result<()> {
+    async fn look(sql: &dyn Render, conn: &mut SqliteConnection, watermark: &mut Watermark) -> Result<()> {
         let rows = Self::fetch(conn, sql.render(Self::HEAD), Vec::new()).await?;
         let end = statements::position::<Self>(&rows)?;
-        frontier.ends_at(end);
-        frontier.reach(end);
+        watermark.ends_at(end);
+        watermark.reach(end);
         Ok(())
     }
 

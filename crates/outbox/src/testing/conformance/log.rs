@@ -61,9 +61,9 @@ fn positions(events: &[LogEvent]) -> Vec<Position> {
 }
 
 async fn safe(scene: &Scene) -> Position {
-    let mut frontier = Watermark::default();
-    log(scene).advance(&mut frontier).await.expect("the watermark is advanced");
-    frontier.safe
+    let mut watermark = Watermark::default();
+    log(scene).advance(&mut watermark).await.expect("the watermark is advanced");
+    watermark.safe
 }
 
 /// With all its attributes, bytes included.
@@ -343,14 +343,14 @@ pub async fn appended_events_are_settled_and_safe(harness: &impl Harness) {
         assert_eq!(log(&scene).settled(query).await.expect("it is settled"), Position::START);
     }
     assert_eq!(safe(&scene).await, Position::START);
-    let mut frontier = Watermark::default();
+    let mut watermark = Watermark::default();
     for n in 0..5 {
         let at = append(&scene, [tagged("a", &[("w", "1")]), event("b")]).await[1];
         for query in &nothing {
             assert_eq!(log(&scene).settled(query).await.expect("it is settled"), at, "{n} {query:?}");
         }
-        log(&scene).advance(&mut frontier).await.expect("the watermark is advanced");
-        assert_eq!(frontier.safe, at);
+        log(&scene).advance(&mut watermark).await.expect("the watermark is advanced");
+        assert_eq!(watermark.safe, at);
         assert_eq!(safe(&scene).await, at, "from the start too");
     }
 }
