@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use common::{Backend, FOREVER, TestDb};
+use common::{Backend, FOREVER, Poll, TestDb, until};
 use outbox::{
     Error, Event, EventBuilder, Failure, Outbox, Outgoing, Position, PublishError, Publisher, Subscription,
     SubscriptionStatus, Topic, Unavailable,
@@ -70,11 +70,11 @@ impl Sink {
 
     /// Waits until it has kept this many events.
     async fn reach(&self, count: usize) {
-        let end = Instant::now() + FOREVER;
-        while self.kept.lock().unwrap().len() < count {
-            assert!(Instant::now() < end, "{} has {:?}", self.name, self.numbers());
-            tokio::time::sleep(2 * MS).await;
-        }
+        let has_kept = async || {
+            let numbers = self.numbers();
+            if numbers.len() >= count { Ok(()) } else { Err(numbers) }
+        };
+        Poll::DEFAULT.value(&format!("{} has kept {count} events", self.name), has_kept).await;
     }
 
     /// Asserts that events were kept in the order of positions, each once.
@@ -131,21 +131,17 @@ async fn pair_state<DB: Backend>(db: &TestDb<DB>, topic: &str, publisher: &str) 
 }
 
 /// Waits until the state of a pair matches.
-async fn until<DB: Backend>(
+async fn until_state<DB: Backend>(
     db: &TestDb<DB>,
     topic: &str,
     publisher: &str,
     matches_state: impl Fn(&outbox::SubscriptionState) -> bool,
 ) {
-    let end = Instant::now() + FOREVER;
-    loop {
+    let is_reached = async || {
         let state = pair_state(db, topic, publisher).await;
-        if matches_state(&state) {
-            return;
-        }
-        assert!(Instant::now() < end, "{state:?}");
-        tokio::time::sleep(10 * MS).await;
-    }
+        if matches_state(&state) { Ok(()) } else { Err(state) }
+    };
+    Poll::DEFAULT.value("the pair has the expected state", is_reached).await;
 }
 
 /// Name of the progress table.
@@ -213,7 +209,7 @@ on_every_database! {
             .start().await.unwrap();
         append(&db.outbox, "A", 0..20).await;
         good.reach(20).await;
-        until(&db, "t", "bad", |state| state.status == SubscriptionStatus::Failed && state.error_count >= 6).await;
+        until_state(&db, "t", "bad", |state| state.status == SubscriptionStatus::Failed && state.error_count >= 6).await;
         let state = pair_state(&db, "t", "bad").await;
         assert_eq!((state.position, state.last_error.as_deref()), (Position::START, Some("no route to host")));
         bad.works();
@@ -238,7 +234,7 @@ on_every_database! {
         let relay =
             db.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
         sink.reach(13).await;
-        until(&db, "t", "sink", |state| state.status == SubscriptionStatus::Failed).await;
+        until_state(&db, "t", "sink", |state| state.status == SubscriptionStatus::Failed).await;
         assert_eq!(sink.numbers(), (0..13).collect::<Vec<_>>());
         sink.works();
         sink.reach(20).await;
@@ -282,7 +278,7 @@ on_every_database! {
         append(&db.outbox, "A", 0..10).await;
         good.reach(10).await;
         for (name, error) in [("panics", "the publisher panicked: boom"), ("hangs", "the publisher did not finish within 50ms")] {
-            until(&db, "t", name, |state| state.last_error.as_deref() == Some(error)).await;
+            until_state(&db, "t", name, |state| state.last_error.as_deref() == Some(error)).await;
         }
         panics.works();
         hangs.works();
@@ -301,7 +297,7 @@ on_every_database! {
         sink.healthy.store(false, Ordering::Relaxed);
         let relay = db.outbox.log_only().publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         append(&db.outbox, "A", 0..5).await;
-        until(&db, "t", "sink", |state| state.last_error.is_some()).await;
+        until_state(&db, "t", "sink", |state| state.last_error.is_some()).await;
         let state = pair_state(&db, "t", "sink").await;
         assert_eq!((state.status, state.error_count, sink.calls()), (SubscriptionStatus::Active, 0, 0));
         sink.works();
@@ -322,9 +318,11 @@ on_every_database! {
         let admin = db.outbox.log_admin();
         admin.pause("sink").await.unwrap();
         db.noticed_by_leader("sink", LEASE).await;
+        // Both pairs read the same events; a batch that was sent to the paused one is in flight by
+        // the time that the other has received it.
         append(&db.outbox, "A", 5..10).await;
         other.reach(10).await;
-        tokio::time::sleep(100 * MS).await;
+        relay.idle().await.unwrap();
         assert_eq!(sink.numbers().len(), 5);
         assert_eq!(pair_state(&db, "t", "sink").await.status, SubscriptionStatus::Paused);
         admin.resume("sink").await.unwrap();
@@ -348,11 +346,14 @@ on_every_database! {
 
     /// The statements are those of the specification.
     async fn pause_and_resume_and_reset_by_sql(frozen |db|) {
-        let sink = Sink::named("sink");
+        let (sink, other) = (Sink::named("sink"), Sink::named("other"));
         sink.returning(|_| Err(Failure::retry_after(NEVER, "down").into()));
-        let relay = db.outbox.log_only().subscription_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let relay = db.outbox.log_only().subscription_lease(LEASE)
+            .publish(Topic::new("t").to(sink.clone()))
+            .publish(Topic::new("t").to(other.clone()))
+            .start().await.unwrap();
         append(&db.outbox, "A", 0..5).await;
-        until(&db, "t", "sink", |state| state.error_count == 1).await;
+        until_state(&db, "t", "sink", |state| state.error_count == 1).await;
         let progress = progress(&db);
         sink.works();
         // It would wait for an hour, but an operator resets its state.
@@ -363,7 +364,8 @@ on_every_database! {
         db.run(&format!("UPDATE {progress} SET status = 'PAUSED' WHERE publisher = 'sink'")).await.unwrap();
         db.noticed_by_leader("sink", LEASE).await;
         append(&db.outbox, "A", 5..6).await;
-        tokio::time::sleep(200 * MS).await;
+        other.reach(6).await;
+        relay.idle().await.unwrap();
         assert_eq!(sink.numbers().len(), 5);
         db.run(&format!("UPDATE {progress} SET status = 'ACTIVE' WHERE publisher = 'sink'")).await.unwrap();
         sink.reach(6).await;
@@ -447,11 +449,11 @@ on_every_database! {
             counts
         };
         let settle = async |wanted: &[usize]| {
-            let end = Instant::now() + FOREVER / 2;
-            while leaders().await != wanted {
-                assert!(Instant::now() < end, "{:?} instead of {wanted:?}", leaders().await);
-                tokio::time::sleep(20 * MS).await;
-            }
+            let is_settled = async || {
+                let leaders = leaders().await;
+                if leaders == wanted { Ok(()) } else { Err(leaders) }
+            };
+            Poll::DEFAULT.value(&format!("the relays lead {wanted:?} pairs"), is_settled).await;
         };
         let first = start(&db.outbox, "first", 2 * SEC).await;
         assert_eq!(leaders().await, [12]);
@@ -506,25 +508,33 @@ on_every_database! {
     /// Cases 5 and 6: another node starts to publish, and the former leader can no longer move the
     /// position.
     async fn a_leader_that_lost_its_pair_moves_nothing_and_starts_again_from_the_table(frozen |db|) {
-        let sink = Sink::named("sink");
-        let relay = db.outbox.log_only().subscription_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let (sink, kept) = (Sink::named("sink"), Sink::named("kept"));
+        let relay = db.outbox.log_only().subscription_lease(LEASE)
+            .publish(Topic::new("t").to(sink.clone()))
+            .publish(Topic::new("t").to(kept.clone()))
+            .start().await.unwrap();
         append(&db.outbox, "A", 0..5).await;
         relay.idle().await.unwrap();
         let before = pair_state(&db, "t", "sink").await;
         // Another node takes the pair, as after a long pause of this process, and moves on.
         let progress = progress(&db);
-        db.run(&format!("UPDATE {progress} SET leader = 'other', epoch = epoch + 1")).await.unwrap();
-        append(&db.outbox, "A", 5..6).await;
-        tokio::time::sleep(50 * MS).await;
+        db.run(&format!("UPDATE {progress} SET leader = 'other', epoch = epoch + 1 WHERE publisher = 'sink'")).await.unwrap();
+        // Both pairs publish the same events, and one statement saves the positions of both: with
+        // the second position of the other pair, the first of this one was saved or refused.
+        for n in 5..7 {
+            append(&db.outbox, "A", n..n + 1).await;
+            let head = db.outbox.log().head().await.unwrap();
+            until_state(&db, "t", "kept", |state| state.position == head).await;
+        }
         let taken = pair_state(&db, "t", "sink").await;
         assert_eq!((taken.position, taken.leader), (before.position, Some("other".into())));
         // The other node vanishes.
         db.advance(LEASE);
-        until(&db, "t", "sink", |state| state.epoch > taken.epoch && state.position > before.position).await;
+        until_state(&db, "t", "sink", |state| state.epoch > taken.epoch && state.position > before.position).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         let numbers: HashSet<u64> = sink.numbers().into_iter().collect();
-        assert_eq!(numbers, (0..6).collect());
+        assert_eq!(numbers, (0..7).collect());
     }
 
     /// Case 6: a position that cannot be read is not taken for the start of the log, and one that
@@ -551,12 +561,15 @@ on_every_database! {
                 .publish(Topic::new("t").to(sink.clone()).batch(3)).start().await.unwrap();
             append(&db.outbox, "A", written..written + 10).await;
             written += 10;
-            let end = Instant::now() + FOREVER;
-            while (numbers().len() as u64) < written || store.failed() < 3 {
-                assert!(Instant::now() < end, "{at:?}: {} failed, {:?}", store.failed(), numbers());
+            let is_over = async || {
+                if numbers().len() as u64 >= written && store.failed() >= 3 {
+                    return Ok(());
+                }
                 append(&db.outbox, "B", 0..1).await;
-                tokio::time::sleep(20 * MS).await;
-            }
+                Err((at, store.failed(), numbers()))
+            };
+            let poll = Poll { pause: 20 * MS, ..Poll::DEFAULT };
+            poll.value("three calls fail, and everything is published", is_over).await;
             relay.stop().await.unwrap();
         }
         let mut once = numbers();
@@ -589,11 +602,8 @@ on_every_database! {
         let relay = db.outbox.log_only().subscription_lease(400 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         db.run(&format!("DELETE FROM {}", progress(&db))).await.unwrap();
         append(&db.outbox, "A", 0..3).await;
-        let end = Instant::now() + FOREVER;
-        while db.outbox.log_admin().lag().await.unwrap().first().is_none_or(|pair| pair.behind > 0) {
-            assert!(Instant::now() < end, "the pair is gone");
-            tokio::time::sleep(20 * MS).await;
-        }
+        let lag = async || db.outbox.log_admin().lag().await.unwrap();
+        until("the pair is there", async || lag().await.first().is_some_and(|pair| pair.behind == 0)).await;
         relay.stop().await.unwrap();
         let numbers: HashSet<u64> = sink.numbers().into_iter().collect();
         assert_eq!(numbers, (0..3).collect());
@@ -608,27 +618,25 @@ on_every_database! {
             .publish(Topic::new("t").to(fails.clone()).retry(NEVER, NEVER))
             .publish(Topic::new("t").to(busy.clone()).batch(1))
             .start().await.unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
-        let writing = tokio::spawn({
-            let (outbox, stop) = (db.outbox.clone(), stop.clone());
-            async move {
-                while !stop.load(Ordering::Relaxed) {
-                    append(&outbox, "A", 0..1).await;
-                    tokio::time::sleep(2 * MS).await;
+        let stop = AtomicBool::new(false);
+        let writing = async {
+            for count in 1.. {
+                append(&db.outbox, "A", 0..1).await;
+                busy.reach(count).await;
+                if stop.load(Ordering::Relaxed) {
+                    break;
                 }
             }
-        });
-        for round in 1..=3 {
-            let end = Instant::now() + FOREVER;
-            while fails.calls() < round {
-                assert!(Instant::now() < end, "the resume was not noticed");
-                tokio::time::sleep(5 * MS).await;
+        };
+        let resuming = async {
+            for round in 1..=3 {
+                until("the resume is noticed", async || fails.calls() >= round).await;
+                until_state(&db, "t", "fails", |state| state.error_count > 0).await;
+                db.outbox.log_admin().resume("fails").await.unwrap();
             }
-            until(&db, "t", "fails", |state| state.error_count > 0).await;
-            db.outbox.log_admin().resume("fails").await.unwrap();
-        }
-        stop.store(true, Ordering::Relaxed);
-        writing.await.unwrap();
+            stop.store(true, Ordering::Relaxed);
+        };
+        tokio::join!(writing, resuming);
         relay.stop().await.unwrap();
     }
 
@@ -690,7 +698,7 @@ on_every_database! {
             db.run(&statement).await.unwrap();
         }
         // Before anything new is appended: the missing positions must not be skipped as a gap.
-        until(&db, "t", "sink", |state| state.epoch > 1 || state.position.get() > 3).await;
+        until_state(&db, "t", "sink", |state| state.epoch > 1 || state.position.get() > 3).await;
         append(&db.outbox, "A", 100..103).await;
         sink.reach(13).await;
         relay.idle().await.unwrap();
@@ -792,9 +800,7 @@ on_every_database! {
             .start().await.unwrap();
         append(&db.outbox, "A", 0..5).await;
         sink.reach(5).await;
-        while hangs.calls() == 0 {
-            tokio::time::sleep(MS).await;
-        }
+        until("the hanging publisher is called", async || hangs.calls() > 0).await;
         tokio::time::timeout(FOREVER, relay.stop()).await.unwrap().unwrap();
         for name in ["sink", "hangs"] {
             assert_eq!(pair_state(&db, "t", name).await.leader, None);
@@ -838,11 +844,7 @@ async fn insert(db: &TestDb<sqlx::Postgres>, n: u64) {
 async fn notified_of_appends(db: &TestDb<sqlx::Postgres>) {
     let listening = "SELECT count(*) FROM pg_locks k WHERE k.locktype = 'advisory' AND k.mode = 'ExclusiveLock' AND k.granted \
          AND (k.classid::bigint << 32 | k.objid::bigint) = hashtextextended(current_schema() || '.{t}_log', 13)";
-    let end = Instant::now() + FOREVER;
-    while db.number(listening).await == 0 {
-        assert!(Instant::now() < end, "no relay listens");
-        tokio::time::sleep(10 * MS).await;
-    }
+    until("a relay listens", async || db.number(listening).await > 0).await;
 }
 
 /// One relay asks writers to notify. The other one receives these notifications as well, and is
@@ -859,16 +861,12 @@ async fn on_postgres_every_relay_is_woken_by_appends_of_other_programs() {
         relay.start().await.unwrap()
     };
     let relays = [start(&db.outbox, "first").await, start(&other.outbox, "second").await];
-    let end = Instant::now() + FOREVER;
-    loop {
+    let share = async || {
         let pairs = db.outbox.log_admin().pairs().await.unwrap();
         let leaders: HashSet<_> = pairs.iter().filter_map(|pair| pair.leader.clone()).collect();
-        if leaders.len() == 2 {
-            break;
-        }
-        assert!(Instant::now() < end, "the relays do not share the pairs: {pairs:?}");
-        tokio::time::sleep(10 * MS).await;
-    }
+        if leaders.len() == 2 { Ok(()) } else { Err(pairs) }
+    };
+    Poll::DEFAULT.value("the relays share the pairs", share).await;
     notified_of_appends(&db).await;
     for round in 0..5 {
         for n in 0..10 {
@@ -893,15 +891,8 @@ async fn on_postgres_an_idle_relay_notices_a_pause_before_it_publishes() {
     let (sink, lease) = (Sink::named("sink"), SEC);
     let pair = Topic::new("t").to(sink.clone()).every(NEVER);
     let relay = db.outbox.log_only().subscription_lease(lease).publish(pair).start().await.unwrap();
-    let end = Instant::now() + FOREVER;
-    while pair_state(&db, "t", "sink").await.remaining <= lease {
-        assert!(Instant::now() < end, "the relay is never idle");
-        tokio::time::sleep(10 * MS).await;
-    }
-    // At a time when it has just renewed its lease.
-    while pair_state(&db, "t", "sink").await.remaining <= lease * 19 / 10 {
-        tokio::time::sleep(10 * MS).await;
-    }
+    // Idle, and at a time when it has just renewed its lease.
+    until_state(&db, "t", "sink", |state| state.remaining > lease * 19 / 10).await;
     db.run(&format!("UPDATE {}_topic_progress SET status = 'PAUSED'", db.table)).await.unwrap();
     insert(&db, 0).await;
     relay.idle().await.unwrap();
