@@ -86,9 +86,11 @@ async fn a_replay_keeps_its_rate_and_can_be_stopped() {
         server.post("/api/outbox/dead/replay", json!({"confirm_all": true, "rate": 2})).await.json();
     let id = started["id"].as_str().unwrap().to_owned();
     assert_eq!((&started["rate"], &started["state"]), (&json!(2), &json!("running")));
-    while server.read(&format!("/api/outbox/jobs/{id}")).await["done"].as_u64().unwrap() < 2 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let two_done = async || {
+        let job = server.read(&format!("/api/outbox/jobs/{id}")).await;
+        if job["done"].as_u64().unwrap() >= 2 { Ok(()) } else { Err(job) }
+    };
+    common::poll("two events are replayed", two_done).await;
     assert!(began.elapsed() > Duration::from_millis(450), "one at a time, half a second apart");
     assert_eq!(server.post(&format!("/api/outbox/jobs/{id}/stop"), json!({})).await.status, 200);
     let ended = server.wait_for_job(&id).await;

@@ -126,11 +126,11 @@ async fn the_number_of_streams_is_limited() {
     let rejected = server.send(server.request("GET", "/api/outbox/live").bearer_auth(secret(4))).await;
     assert_eq!((rejected.status.as_u16(), rejected.problem().as_str()), (429, "too-many"));
     drop(streams);
-    let end = Instant::now() + common::TIMEOUT;
-    while open_stream(&server, &secret(4)).await.status() != 200 {
-        assert!(Instant::now() < end, "permits are not released");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let is_accepted = async || match open_stream(&server, &secret(4)).await.status() {
+        reqwest::StatusCode::OK => Ok(()),
+        other => Err(other),
+    };
+    common::poll("a permit is released", is_accepted).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,7 +5,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use common::{Backend, FOREVER, numbered};
+use common::{Backend, FOREVER, Poll, numbered, until};
 use outbox::store::{Attempt, Filter, Node};
 use outbox::{
     Backoff, Context, EventId, Failure, NodeId, OnDead, Outcome, Outgoing, PublishError, Publisher,
@@ -136,15 +136,13 @@ on_every_database! {
         db.write("fine", 0..40).await;
         db.write("fails", 0..2).await;
         db.write("later", 0..3).await;
-        let reported = loop {
+        let reported = async || {
             let nodes: Vec<Node> = db.outbox.admin().nodes().await.unwrap();
             let node = nodes.into_iter().find(|node| node.node == *relay.node());
             let counts = node.as_ref().map(|node| node.state.counts.clone()).unwrap_or_default();
-            if let Some(node) = node.filter(|_| counts.delivered == 42 && counts.dead == 2) {
-                break node;
-            }
-            tokio::time::sleep(20 * MS).await;
+            node.filter(|_| counts.delivered == 42 && counts.dead == 2).ok_or(counts)
         };
+        let reported = Poll::DEFAULT.value("the relay stores its counters", reported).await;
         assert!(began.elapsed() < FOREVER, "the counters were stored without a heartbeat");
         assert_eq!(reported.state.on_dead, OnDead::Skip);
         let counts = reported.state.counts;
@@ -174,9 +172,7 @@ on_every_database! {
             if by_relay {
                 let purge = PurgeSettings::default().every(5 * MS).retention(100 * DAY);
                 let relay = db.outbox.single_node().purge(purge).start().await.unwrap();
-                while !admin.attempts(&id, 10).await.unwrap().is_empty() {
-                    tokio::time::sleep(5 * MS).await;
-                }
+                until("the attempts are purged", async || admin.attempts(&id, 10).await.unwrap().is_empty()).await;
                 relay.stop().await.unwrap();
             } else {
                 admin.purge(100 * DAY).await.unwrap();

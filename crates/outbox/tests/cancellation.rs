@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Backend, TestDb, in_time};
+use common::{Backend, TestDb, in_time, until};
 use futures_util::future::join_all;
 use outbox::store::Status;
 use outbox::{NodeId, OutboxBuilder, WorkItem};
@@ -36,11 +36,7 @@ async fn cut_claims<DB: Backend>(db: &TestDb<DB>) {
         queue.extend(&owner, LEASE, held.iter().map(WorkItem::id)).await.unwrap();
 
         proxy.allow_reply_bytes(bytes);
-        let cut = async {
-            while !proxy.is_holding_replies() {
-                tokio::time::sleep(MS).await;
-            }
-        };
+        let cut = until("the proxy holds replies", async || proxy.is_holding_replies());
         let claimed = tokio::select! {
             claimed = queue.claim(&other, MS, 10) => Some(claimed.unwrap()),
             () = cut => None,

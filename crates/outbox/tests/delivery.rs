@@ -7,7 +7,7 @@ mod failing_store;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Backend, FOREVER, Gate, Seen, TestDb, numbered};
+use common::{Backend, FOREVER, Gate, Seen, TestDb, numbered, until};
 use outbox::store::{EXCLUSIVE, Filter, Holder, Leadership, NodeId, Origin, Status, Take};
 use outbox::{Backoff, Error, Event, EventId, Failure, OnDead, RelayBuilder};
 
@@ -24,9 +24,7 @@ async fn renewed<DB: Backend>(db: &TestDb<DB>, ids: &[EventId]) {
     }
     db.advance(LEASE * 2 / 3);
     for (id, lease) in before {
-        while db.find(id).await.lease == lease {
-            tokio::time::sleep(5 * MS).await;
-        }
+        until("the lease is renewed", async || db.find(id).await.lease != lease).await;
     }
 }
 
@@ -323,14 +321,16 @@ on_every_database! {
     /// Each pause between polls is twice the one before, up to the poll interval.
     async fn an_idle_relay_polls_less_and_less_often(|db|) {
         let store = failing_store::FailingStore::never(db.outbox.store());
+        let (began, mut polls) = (Instant::now(), 0);
         let relay = RelayBuilder::multi_node(store.clone()).poll_interval(NEVER).start().await.unwrap();
-        tokio::time::sleep(1_600 * MS).await;
-        let mut polls = store.calls();
-        assert!(polls <= 12, "{polls} polls");
-        while polls < 3 {
-            tokio::time::sleep(20 * MS).await;
+        let has_polled = async || {
             polls += store.calls();
-        }
+            polls >= 6
+        };
+        until("the relay has polled six times", has_polled).await;
+        // Pauses of 50, 100, 200, 400 and 800 ms; a slow machine only makes them longer.
+        let time = began.elapsed();
+        assert!(time > 1_000 * MS, "{polls} polls within {time:?}");
         relay.stop().await.unwrap();
     }
 
@@ -476,9 +476,8 @@ on_every_database! {
             renewed(&db, std::slice::from_ref(&id)).await;
         }
         gate.open();
-        while db.number("SELECT count(*) FROM {t} WHERE status = 1").await == 0 {
-            tokio::time::sleep(20 * MS).await;
-        }
+        let done = async || db.number("SELECT count(*) FROM {t} WHERE status = 1").await;
+        until("the first event is done", async || done().await > 0).await;
         tx.commit().await.unwrap();
         db.drained().await;
         seen.assert_each_once(0..2);
@@ -542,9 +541,8 @@ on_every_database! {
         seen.reach(1).await;
         db.advance(Duration::from_secs(60));
         let now = db.clock.as_ref().unwrap().now();
-        while db.find(&ids[0]).await.lease.is_none_or(|(_, until)| until <= now) {
-            tokio::time::sleep(MS).await;
-        }
+        let is_claimed = async || db.find(&ids[0]).await.lease.is_some_and(|(_, end)| end > now);
+        until("the event is claimed again", is_claimed).await;
         gate.open();
         relay.idle().await.unwrap();
         assert_eq!(seen.numbers(), [0, 1, 2], "each once, and in order");

@@ -8,6 +8,8 @@
 
 #[path = "common/harness.rs"]
 mod harness;
+#[path = "common/polling.rs"]
+mod polling;
 #[path = "common/statement_recorder.rs"]
 mod statement_recorder;
 
@@ -22,6 +24,7 @@ use outbox::{
     Clock, Context, Event, Failure, NodeId, Outbox, OutboxBuilder, Outcome, Query, StoreOptions,
     SubscriptionId,
 };
+use polling::until;
 use sqlx::{ConnectOptions as _, Connection as _, Postgres};
 
 /// Words that CockroachDB or YugabyteDB refuses, or has without effect: see
@@ -281,18 +284,12 @@ async fn writers_of_one_key_wait_for_each_other() {
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{table}_key_slot%'"
     );
     let mut conn = recorded.connect_raw().await;
-    let mut polls = 0;
-    loop {
-        let ask = sqlx::query_scalar(sqlx::AssertSqlSafe(waiting.clone()));
-        let waiting: i64 = ask.fetch_one(&mut conn).await.unwrap();
-        if waiting > 0 {
-            break;
-        }
+    let waits = async || {
         assert!(!second.is_finished(), "the second writer did not wait");
-        polls += 1;
-        assert!(polls < 3_000, "the second writer neither waits nor ends");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        let ask = sqlx::query_scalar::<_, i64>(sqlx::AssertSqlSafe(waiting.clone()));
+        ask.fetch_one(&mut conn).await.unwrap() > 0
+    };
+    until("the second writer waits", waits).await;
     first.commit().await.unwrap();
     second.await.unwrap().unwrap();
     let order = format!("SELECT payload #>> ARRAY[]::text[] FROM {table} ORDER BY seq");

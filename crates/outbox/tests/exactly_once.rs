@@ -13,7 +13,7 @@ mod steps;
 
 use std::time::Duration;
 
-use common::{Backend, TestDb};
+use common::{Backend, Poll, TestDb};
 use crashing::{Role, survive};
 use outbox::{Context, Event, Failure, Outbox, OutboxBuilder, Outcome, Tx, TxHandler};
 use rand::seq::SliceRandom as _;
@@ -190,9 +190,10 @@ async fn relay<DB: Backend>(outbox: &Outbox<DB>, role: Role) {
         .start()
         .await
         .unwrap();
-    while outbox.admin().backlog().await.unwrap().pending > 0 {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let pending = async || outbox.admin().backlog().await.unwrap().pending;
+    // However many events a long run has.
+    let poll = Poll { limit: Duration::MAX, ..Poll::DEFAULT };
+    poll.until("no event is pending", async || pending().await == 0).await;
     relay.stop().await.unwrap();
 }
 

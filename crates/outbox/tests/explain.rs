@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{Gate, Seen, numbered};
+use common::{Gate, Poll, Seen, numbered};
 use outbox::{
     Admin, Backoff, Event, EventId, Explanation, Failure, Outgoing, PublishError, Publisher, Reason,
     Unavailable,
@@ -18,16 +18,11 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 /// Polls the explanation until the reason matches.
 async fn becomes(admin: &Admin, id: &EventId, wanted: impl Fn(&Reason) -> bool) -> Explanation {
-    common::in_time(async {
-        loop {
-            let explained = admin.explain(id).await.unwrap();
-            if wanted(explained.reason()) {
-                return explained;
-            }
-            tokio::time::sleep(10 * MS).await;
-        }
-    })
-    .await
+    let explained = async || {
+        let explained = admin.explain(id).await.unwrap();
+        if wanted(explained.reason()) { Ok(explained) } else { Err(explained) }
+    };
+    Poll::DEFAULT.value("the event has the expected reason", explained).await
 }
 
 /// A broker that is down until the flag is set.

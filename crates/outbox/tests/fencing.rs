@@ -2,12 +2,15 @@
 
 #[path = "common/harness.rs"]
 mod harness;
+#[path = "common/polling.rs"]
+mod polling;
 
 use std::time::Duration;
 
 use harness::DatabaseHarness;
 use outbox::store::{Completion, EXCLUSIVE, Holder, Leadership, Origin, Settlement, Take, Verdict};
 use outbox::{Clock, Event, FrozenClock, NodeId, OnDead};
+use polling::Poll;
 use sqlx::Connection as _;
 
 const LEASE: Duration = Duration::from_secs(10);
@@ -70,11 +73,11 @@ async fn a_takeover_waits_for_a_settlement_that_has_checked_its_epoch<C>(
         async move { store.settle(&by, Completion::Keep, &settlements).await }
     });
     let waits = || sqlx::raw_sql(sqlx::AssertSqlSafe(waits.replace("{table}", &harness.table)));
-    while waits().fetch_optional(&mut *open).await.unwrap().is_none() {
+    let is_waiting = async || {
         assert!(!settling.is_finished(), "the row is locked");
-        // InnoDB answers from a cache that it refreshes only after 100 ms without a query.
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
+        waits().fetch_optional(&mut *open).await.unwrap().is_some()
+    };
+    Poll::INNODB.until("the settlement waits for the row", is_waiting).await;
 
     clock.advance(2 * LEASE);
     let mut taking_over = tokio::spawn({

@@ -6,7 +6,7 @@ mod fleet_fixtures;
 
 use std::time::Duration;
 
-use common::{Seen, numbered};
+use common::{Poll, Seen, numbered, until};
 use fleet_fixtures::Folder;
 use outbox::fleet::FleetRelay;
 use outbox::store::JoinFilter;
@@ -134,9 +134,7 @@ async fn a_dead_step_in_another_database_fails_the_join_and_its_replay_is_counte
     let relay = relay.poll_interval(Duration::from_millis(100)).start().await.unwrap();
     assert_eq!(remote.admin().replay_all(&Default::default(), 10).await.unwrap(), 1);
     again.reach(1).await;
-    while setup.join(&join).await.completed == 0 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until("the replayed step is counted", async || setup.join(&join).await.completed > 0).await;
     let joined = setup.join(&join).await;
     assert_eq!((joined.completed, joined.failed, joined.status), (1, databases - 1, JoinStatus::Failed));
     assert_eq!((steps.count(), none.count()), (handled, 0), "the relay handles reports itself");
@@ -165,9 +163,7 @@ async fn a_report_waits_for_a_relay_that_knows_the_joins_database() {
     assert_eq!(seen.count(), 1);
 
     let relay = setup.relay(&Seen::default(), &Seen::default()).await;
-    while setup.join(&join).await.status != JoinStatus::Completed {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until("the join is completed", async || setup.join(&join).await.status == JoinStatus::Completed).await;
     relay.stop().await.unwrap();
     setup.fleet.close().await;
 }
@@ -255,15 +251,12 @@ async fn dead_reports<DB: Database>(fleet: &Fleet, name: &str) -> Vec<String> {
     ];
     let count = reports.len();
     outbox.send_all(reports).await.unwrap();
-    let began = std::time::Instant::now();
-    loop {
+    let all_dead = async || {
         let dead = outbox.admin().dead(&Default::default(), 100).await.unwrap();
-        if dead.len() == count {
-            return dead.into_iter().map(|event| event.last_error.unwrap_or_default()).collect();
-        }
-        assert!(began.elapsed() < common::FOREVER, "{name}: {dead:?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+        if dead.len() == count { Ok(dead) } else { Err(dead) }
+    };
+    let dead = Poll::DEFAULT.value(&format!("all reports of {name} are dead"), all_dead).await;
+    dead.into_iter().map(|event| event.last_error.unwrap_or_default()).collect()
 }
 
 /// The writer chooses `occurred_at`: it neither shortens nor extends the time that a report is
@@ -436,7 +429,7 @@ async fn a_deleted_file_is_not_created_again() {
     for end in ["db", "db-wal", "db-shm"] {
         let _ = std::fs::remove_file(folder.file("a").with_extension(end));
     }
-    fleet_fixtures::eventually("the missing file is noticed", || {
+    until("the missing file is noticed", async || {
         matches!(fleet_fixtures::state_of(&fleet, "a"), Some(outbox::fleet::DatabaseState::Failing { .. }))
     })
     .await;

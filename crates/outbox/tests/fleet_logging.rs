@@ -11,8 +11,8 @@ mod log_lines;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use common::{Seen, in_time, numbered};
-use fleet_fixtures::{Answer, Folder, Script, eventually, state_of};
+use common::{Seen, in_time, numbered, until};
+use fleet_fixtures::{Answer, Folder, Script, state_of};
 use log_lines::LogLines;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use outbox::fleet::{DatabaseState, FleetDatabase};
@@ -54,10 +54,10 @@ async fn log_lines_and_metrics_name_the_database() -> Result<()> {
     in_time(seen.reach(4)).await;
     in_time(relay.idle()).await?;
     let failing = || matches!(state_of(&fleet, "down"), Some(DatabaseState::Failing { .. }));
-    eventually("one is down", failing).await;
+    until("one is down", async || failing()).await;
     fleet.refresh().await?;
     assert!(fleet.refresh().await.is_err());
-    eventually("globex is gone", || state_of(&fleet, "globex").is_none()).await;
+    until("globex is gone", async || state_of(&fleet, "globex").is_none()).await;
     relay.stop().await?;
     fleet.close().await;
 

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use common::{Seen, in_time, numbered};
-use fleet_fixtures::{Folder, eventually, state_of};
+use common::{Seen, in_time, numbered, until};
+use fleet_fixtures::{Folder, state_of};
 use outbox::fleet::{DatabaseState, FleetDatabase};
 use outbox::{Context, Event, Fleet, Outbox, StoreOptions, open_store};
 use rand::Rng as _;
@@ -121,7 +121,7 @@ async fn sixty_databases_are_served_with_ten_connections() -> Result {
     seen.assert_each_once(0..300);
     assert!(fleet.connections() > 0, "connections stay open up to the limit");
     fleet.close().await;
-    eventually("all are closed", || connections() <= before).await;
+    until("all are closed", async || connections() <= before).await;
     assert_eq!(fleet.connections(), 0);
     let most = sampler.most();
     drop(sampler);
@@ -154,11 +154,8 @@ impl Server {
         postgres.arg("-D").arg(&data).args(["-c", &format!("port={port}"), "-c", "unix_socket_directories="]);
         postgres.args(["-c", "listen_addresses=127.0.0.1"]).stdout(Stdio::null()).stderr(Stdio::null());
         let server = Self { folder, postmaster: postgres.spawn().unwrap(), port };
-        let began = Instant::now();
-        while PgConnection::connect(&server.url()).await.is_err() {
-            assert!(began.elapsed() < common::FOREVER, "the server does not start");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        until("the server accepts connections", async || PgConnection::connect(&server.url()).await.is_ok())
+            .await;
         server
     }
 
@@ -356,7 +353,7 @@ async fn fleet_of_250() -> Result {
         .start()
         .await?;
     let active = || fleet.databases().iter().filter(|d| d.state == DatabaseState::Active).count();
-    eventually("all are served", || active() == 250).await;
+    until("all are served", async || active() == 250).await;
     println!("250 databases migrated and served after {:?}", began.elapsed());
 
     let urls = (0..200).map(|n| folder.url(&format!("lite-{n:03}"))).chain(databases.urls());

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{FOREVER, Gate, Seen, numbered};
+use common::{FOREVER, Gate, Poll, Seen, numbered, until};
 use outbox::store::Status;
 use outbox::{
     Backoff, Destination, Error, Event, EventResult, Failure, Interceptor, LatchPublisher, Outgoing,
@@ -25,6 +25,8 @@ struct Unreliable {
     healthy: AtomicBool,
     failures: AtomicU32,
     calls: AtomicU32,
+    /// Number of calls of `health`.
+    checks: AtomicU32,
     /// Number of events that it reports as published when it fails.
     published: usize,
 }
@@ -36,6 +38,7 @@ impl Unreliable {
             healthy: healthy.into(),
             failures: failures.into(),
             calls: 0.into(),
+            checks: 0.into(),
             published: 0,
         }
     }
@@ -56,6 +59,7 @@ impl Publisher for Unreliable {
     }
 
     async fn health(&self) -> Result<(), Unavailable> {
+        self.checks.fetch_add(1, Ordering::SeqCst);
         Unavailable::unless(self.healthy.load(Ordering::SeqCst), "it is not healthy")
     }
 }
@@ -144,12 +148,11 @@ impl Publisher for Slow {
 
 /// Polls until the condition holds.
 async fn relay_until(relay: &Relay, condition: impl Fn() -> bool) {
-    let until = tokio::time::Instant::now() + FOREVER;
-    while !condition() {
-        assert!(tokio::time::Instant::now() < until, "the condition was not reached in time");
+    let poll_once = async || {
         relay.poll_once().await.unwrap();
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        condition()
+    };
+    until("the relay has brought about the condition", poll_once).await;
 }
 
 /// As `RelayBuilder::workers` documents: events are bounded by the batch, and by the publisher
@@ -218,13 +221,16 @@ on_every_database! {
         let unreliable = Arc::new(Unreliable::new(&latch, false, 0));
         let relay = db.outbox.single_node().retry(Backoff::never()).forward(["e"], unreliable.clone()).start().await.unwrap();
         let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
-        for _ in 0..5 {
+        for checks in 1..=3 {
             relay.poll_once().await.unwrap();
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            let is_checked = async || {
+                assert_eq!(unreliable.calls.load(Ordering::SeqCst), 0, "the publisher was not called");
+                unreliable.checks.load(Ordering::SeqCst) >= checks
+            };
+            until("its health is checked again", is_checked).await;
             let stored = db.find(&id).await;
             assert_eq!((stored.status, stored.attempts), (Status::New, 0));
         }
-        assert_eq!(unreliable.calls.load(Ordering::SeqCst), 0, "the publisher was not called");
         unreliable.healthy.store(true, Ordering::SeqCst);
         let arrived = latch.wait(FOREVER).await.expect("its health is checked again");
         assert_eq!((arrived[0].id(), arrived[0].attempt()), (&id, 1));
@@ -262,7 +268,12 @@ on_every_database! {
             most
         };
         let before = most_claims().await;
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        for n in 20..30 {
+            db.write("fine", n..n + 1).await;
+            relay.poll_once().await.unwrap();
+            let is_done = async || db.status_counts().await.2 == n + 1;
+            until("the event of the other destination is done", is_done).await;
+        }
         assert_eq!(most_claims().await, before, "events were claimed during the outage");
         for id in [&waiting[0], &waiting[299]] {
             let stored = db.find(id).await;
@@ -272,7 +283,7 @@ on_every_database! {
         relay_until(&relay, || lost.arrived() == 3_000).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
-        assert_eq!(db.status_counts().await, (0, 0, 3_020, 0), "none is dead");
+        assert_eq!(db.status_counts().await, (0, 0, 3_030, 0), "none is dead");
     }
 
     /// The destination depends on more than the type: events of the outage are put off one by one,
@@ -612,16 +623,13 @@ on_every_database! {
             .start().await.unwrap();
         relay_until(&relay, || arrived.lock().unwrap().len() == 39).await;
         // Later events show that the destination accepts events.
-        let until = tokio::time::Instant::now() + FOREVER;
-        for n in 100.. {
-            if db.status(&ids[7]).await == Status::Dead {
-                break;
-            }
-            assert!(tokio::time::Instant::now() < until, "the event is retried without end");
-            db.outbox.send(numbered("e", n)).await.unwrap();
+        let is_dead = async || {
+            db.outbox.send(numbered("e", 100)).await.unwrap();
             relay.poll_once().await.unwrap();
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+            db.status(&ids[7]).await == Status::Dead
+        };
+        let poll = Poll { pause: Duration::from_millis(20), ..Poll::DEFAULT };
+        poll.until("the event is dead", is_dead).await;
         relay.stop().await.unwrap();
         let dead = db.find(&ids[7]).await;
         assert_eq!((dead.attempts, db.status_counts().await.3), (1, 1), "only this event is dead");
@@ -858,15 +866,13 @@ async fn events_that_a_short_outage_releases_late_are_taken_at_once() {
         .forward(["e"], publisher)
         .forward(["other"], others);
     let relay = relay.start().await.unwrap();
-    let until = tokio::time::Instant::now() + 19 * SEC;
-    for n in 0.. {
-        if arrived.load(Ordering::SeqCst) == 100 {
-            break;
-        }
-        assert!(tokio::time::Instant::now() < until, "{arrived:?} of 100 have arrived");
-        outbox.send(numbered("other", n)).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let all_arrived = async || {
+        outbox.send(numbered("other", 0)).await.unwrap();
+        let arrived = arrived.load(Ordering::SeqCst);
+        if arrived == 100 { Ok(()) } else { Err(arrived) }
+    };
+    let poll = Poll { pause: Duration::from_millis(20), limit: 19 * SEC };
+    poll.value("100 events have arrived", all_arrived).await;
     relay.stop().await.unwrap();
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{Backend, TestDb, numbered};
+use common::{Backend, TestDb, numbered, until};
 use outbox::store::{
     Delivery, EXCLUSIVE, Holder, KeyProgress, KeyQueueId, Leadership, OnDead, Origin, Settlement,
     SharedStore, Take, Verdict,
@@ -239,10 +239,11 @@ async fn a_claim_waits_for_the_claim_before_it() {
     let mut slow = hang(&db).await;
     let taking = tokio::spawn(async move { take(&store, "one").await.len() });
     let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = '{t}_claim_lock'::regclass";
-    while db.number(waiting).await == 0 {
+    let waits = async || {
         assert!(!taking.is_finished(), "the claim lock is held");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+        db.number(waiting).await > 0
+    };
+    until("the claim waits for the lock", waits).await;
     sqlx::raw_sql("COMMIT").execute(&mut slow).await.unwrap();
     assert_eq!(taking.await.unwrap(), 10);
 }
@@ -300,9 +301,8 @@ async fn a_row_that_is_changed_while_it_is_settled_is_settled() {
     may_end.add_permits(10);
     let waiting =
         "SELECT count(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))";
-    while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut renews).await.unwrap() == 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let waits = async || sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut renews).await.unwrap() > 0;
+    until("the settlement waits for the row", waits).await;
     sqlx::raw_sql("COMMIT").execute(&mut renews).await.unwrap();
     relay.idle().await.unwrap();
     assert_eq!(begun.available_permits(), 0, "the event was handled again");
@@ -365,10 +365,11 @@ async fn reads_little_more_than_it_returns(db: &TestDb<Postgres>, relay: RelayBu
     // Each session reports its counters when it ends, or after a while.
     db.outbox.close().await;
     let mut counted = 0;
-    while counted < EVENTS {
-        tokio::time::sleep(Duration::from_millis(50)).await;
+    let is_reported = async || {
         counted = read_of_index(&mut beside, &index).await - before;
-    }
+        counted >= EVENTS
+    };
+    until("the counters are reported", is_reported).await;
     assert!(counted < 12 * EVENTS, "{counted} entries read to take {EVENTS}");
 }
 
@@ -402,13 +403,11 @@ async fn settling_finds_each_event_by_its_id() {
     db.outbox.close().await;
     let mut read = 0;
     // Each session reports its counters when it ends.
-    for _ in 0..500 {
+    let is_reported = async || {
         read = read_of_index(&mut beside, &index).await - before;
-        if read >= i64::from(EVENTS) {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+        read >= i64::from(EVENTS)
+    };
+    until("the counters are reported, and count each event", is_reported).await;
     // Each event is found by its id: a plan with another index reads none of these entries, and
     // reading this index to its end takes far more.
     let one_each = i64::from(EVENTS)..3 * i64::from(EVENTS);

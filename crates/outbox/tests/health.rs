@@ -6,7 +6,7 @@ mod failing_store;
 
 use std::time::Duration;
 
-use common::{Backend, Seen, TestDb, in_time};
+use common::{Backend, Seen, TestDb, in_time, until};
 use failing_store::FailingStore;
 use outbox::fleet::DatabaseState;
 use outbox::store::RelayTask;
@@ -14,13 +14,6 @@ use outbox::{Context, Event, Fleet, Outbox, Reason, RelayBuilder};
 use sqlx::Sqlite;
 
 const MS: Duration = Duration::from_millis(1);
-
-/// Waits until the condition holds.
-async fn until(mut condition: impl AsyncFnMut() -> bool) {
-    while !condition().await {
-        tokio::time::sleep(20 * MS).await;
-    }
-}
 
 /// Renames a column that takes need.
 const BREAK: &str = "ALTER TABLE {t} RENAME COLUMN correlation_id TO elsewhere";
@@ -52,13 +45,13 @@ on_every_database! {
         let other = db.another().await;
         let relay = other.outbox.multi_node().node("shop-1").on_type("e", seen.handler()).poll_interval(50 * MS)
             .start().await.unwrap();
-        until(async || relay.health().last_take.is_some()).await;
+        until("a take succeeds", async || relay.health().last_take.is_some()).await;
         assert!(relay.health().errors.is_empty(), "{:?}", relay.health());
 
         let (fails, repaired) = no_claims::<DB>();
         db.run(fails).await.unwrap();
         let ids = db.write("e", 0..1).await;
-        until(async || relay.health().problem(RelayTask::Take).is_some()).await;
+        until("the takes fail", async || relay.health().problem(RelayTask::Take).is_some()).await;
         let health = relay.health();
         let problem = health.problem(RelayTask::Take).unwrap();
         assert!(problem.error.contains("the index is corrupt"), "{problem}");
@@ -66,7 +59,7 @@ on_every_database! {
 
         // Other programs read the failure in the relay's row.
         let explained = async || db.outbox.admin().explain(&ids[0]).await.unwrap();
-        until(async || matches!(explained().await.reason(), Reason::RelayFails { .. })).await;
+        until("the failure is stored", async || matches!(explained().await.reason(), Reason::RelayFails { .. })).await;
         let text = explained().await.to_string();
         assert!(text.contains("relay shop-1 has failed to take events"), "{text}");
         assert!(text.contains("the index is corrupt") && !text.contains("At work"), "{text}");
@@ -74,10 +67,10 @@ on_every_database! {
         db.run(repaired).await.unwrap();
         seen.reach(1).await;
         db.drained().await;
-        until(async || relay.health().errors.is_empty()).await;
+        until("the relay recovers", async || relay.health().errors.is_empty()).await;
         assert!(relay.health().last_settlement.is_some());
         let stored = async || db.outbox.store().nodes().await.unwrap().remove(0).state.health;
-        until(async || stored().await.errors.is_empty()).await;
+        until("the recovery is stored", async || stored().await.errors.is_empty()).await;
         relay.stop().await.unwrap();
     }
 
@@ -85,15 +78,15 @@ on_every_database! {
         let other = db.another().await;
         let seen = Seen::default();
         let relay = other.outbox.single_node().on_type("e", seen.handler()).poll_interval(50 * MS).start().await.unwrap();
-        until(async || relay.health().last_take.is_some()).await;
+        until("a take succeeds", async || relay.health().last_take.is_some()).await;
         db.run(BREAK).await.unwrap();
-        until(async || relay.health().problem(RelayTask::Take).is_some()).await;
+        until("the takes fail", async || relay.health().problem(RelayTask::Take).is_some()).await;
         let problem = relay.health().problem(RelayTask::Take).unwrap().to_string();
         assert!(problem.contains("correlation_id"), "{problem}");
         db.run(REPAIR).await.unwrap();
         db.write("e", 0..1).await;
         seen.reach(1).await;
-        until(async || relay.health().errors.is_empty()).await;
+        until("the relay recovers", async || relay.health().errors.is_empty()).await;
         relay.stop().await.unwrap();
     }
 
@@ -102,11 +95,11 @@ on_every_database! {
         let seen = Seen::default();
         let relay = RelayBuilder::multi_node(store.clone()).on_type("e", seen.handler()).start().await.unwrap();
         db.write("e", 0..1).await;
-        until(async || relay.health().problem(RelayTask::Settle).is_some()).await;
+        until("the settlements fail", async || relay.health().problem(RelayTask::Settle).is_some()).await;
         assert_eq!(relay.health().last_settlement, None);
         store.heal();
         db.drained().await;
-        until(async || relay.health().errors.is_empty()).await;
+        until("the relay recovers", async || relay.health().errors.is_empty()).await;
         assert!(relay.health().last_settlement.is_some());
         seen.assert_each_once(0..1);
         relay.stop().await.unwrap();
@@ -121,7 +114,7 @@ async fn a_relay_that_stands_by_has_no_take_to_fail() {
         let other = db.another().await;
         let first = db.outbox.single_node().start().await.unwrap();
         let second = other.outbox.single_node().poll_interval(5 * MS).start().await.unwrap();
-        until(async || first.health().last_take.is_some()).await;
+        until("the leader takes events", async || first.health().last_take.is_some()).await;
         second.poll_once().await.unwrap();
         assert!(!second.is_active());
         assert_eq!((second.health().last_take, second.health().errors.len()), (None, 0));
@@ -166,7 +159,7 @@ async fn a_database_of_a_fleet_whose_takes_fail_is_failing() {
         };
         run(BREAK).await;
         let is_failing = |name: &str| matches!(state(name).state, DatabaseState::Failing { .. });
-        until(async || is_failing("acme")).await;
+        until("acme is failing", async || is_failing("acme")).await;
         let DatabaseState::Failing { reason } = state("acme").state else {
             panic!("it was failing just now")
         };
@@ -180,7 +173,7 @@ async fn a_database_of_a_fleet_whose_takes_fail_is_failing() {
         run(REPAIR).await;
         acme.send(Event::new("e").json(&2)).await.unwrap();
         seen.reach(2).await;
-        until(async || state("acme").state == DatabaseState::Active).await;
+        until("acme is active again", async || state("acme").state == DatabaseState::Active).await;
         relay.stop().await.unwrap();
     })
     .await;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{Backend, Gate, TestDb};
+use common::{Backend, Gate, TestDb, until};
 use outbox::store::{PageRequest, Status, StatusGroup};
 use outbox::{
     Context, Event, EventBuilder, EventId, Outcome, Outgoing, PublishError, Publisher, Query, Relay, Topic,
@@ -214,16 +214,11 @@ async fn start<DB: Backend>(db: &TestDb<DB>, mode: u8, handled: &Handled) -> Rel
 
 /// Waits until all of these events were handled.
 async fn arrived(handled: &Handled, ids: &[EventId]) {
-    loop {
-        let missing = {
-            let handled = handled.lock().unwrap();
-            ids.iter().filter(|id| !handled.contains_key(*id)).count()
-        };
-        if missing == 0 {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let all_handled = async || {
+        let handled = handled.lock().unwrap();
+        ids.iter().all(|id| handled.contains_key(id))
+    };
+    until("all events are handled", all_handled).await;
 }
 
 /// Every query of the administration succeeds.
@@ -473,9 +468,7 @@ struct Kept(Arc<Mutex<Vec<i32>>>);
 
 impl Kept {
     async fn reach(&self, count: usize) {
-        while self.0.lock().unwrap().len() < count {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until("enough events are published", async || self.0.lock().unwrap().len() >= count).await;
     }
 }
 

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Backend, TestDb};
+use common::{Backend, TestDb, until};
 use outbox::{Error, EventError, EventId, PurgeSettings, Tx};
 
 const MS: Duration = Duration::from_millis(1);
@@ -201,15 +201,11 @@ on_every_database! {
         db.advance(SEC);
         let often = PurgeSettings::default().every(5 * MS);
         let relay = db.outbox.multi_node().purge(often.clone()).start().await.unwrap();
-        while entries(&db).await > 1 {
-            tokio::time::sleep(5 * MS).await;
-        }
+        until("the old entry is purged", async || entries(&db).await <= 1).await;
         relay.stop().await.unwrap();
         assert!(!once(&db, "billing", "young").await, "thirty days by default");
         let relay = db.outbox.multi_node().purge(often.inbox_retention(MS)).start().await.unwrap();
-        while entries(&db).await > 0 {
-            tokio::time::sleep(5 * MS).await;
-        }
+        until("all entries are purged", async || entries(&db).await == 0).await;
         relay.stop().await.unwrap();
     }
 

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Backend, Seen, TestDb, numbered};
+use common::{Backend, Seen, TestDb, numbered, until};
 use outbox::store::JoinFilter;
 use outbox::{
     Error, Event, EventError, EventId, Failure, Join, JoinError, JoinId, JoinStatus, JoinWait, NewJoin,
@@ -214,9 +214,7 @@ on_every_database! {
         let closed = db.outbox.fan_out([numbered("step", 1)]).then(then(1)).send().await.unwrap();
         let open = db.outbox.joins().start(NewJoin::of(1)).await.unwrap().id;
         let admin = db.outbox.admin();
-        while admin.join(&closed.join).await.unwrap().is_some() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        until("the closed join is purged", async || admin.join(&closed.join).await.unwrap().is_none()).await;
         assert!(admin.join(&open).await.unwrap().is_some());
         relay.stop().await.unwrap();
     }

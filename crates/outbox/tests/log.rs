@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::numbered;
+use common::{Poll, numbered};
 use outbox::store::Watermark;
 use outbox::{
     Appended, Condition, Error, Event, EventBuilder, EventError, EventId, LogEvent, MAX_APPEND, Message,
@@ -348,11 +348,11 @@ async fn on_mariadb_an_append_that_a_deadlock_rolls_back_undoes_no_other_transac
     });
     let waiting = "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' \
                    AND trx_query LIKE '%{t}%'";
-    while db.number(waiting).await == 0 {
+    let waits = async || {
         assert!(!appending.is_finished(), "the end of the log is locked");
-        // InnoDB returns a cached answer for 100 ms.
-        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-    }
+        db.number(waiting).await > 0
+    };
+    Poll::INNODB.until("the append waits for the lock", waits).await;
     run(&mut other, "UPDATE {t}_log_head SET position = LAST_INSERT_ID(position + 1)").await;
     run(&mut other, "SET @position = LAST_INSERT_ID()").await;
     run(

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Backend as _, in_time};
+use common::{Backend as _, Poll, in_time};
 use outbox::store::{SharedStore, Watermark};
 use outbox::{Appended, Condition, Error, Event, EventBuilder, LatchPublisher, Position, Query, Topic, Tx};
 use rand::Rng as _;
@@ -61,15 +61,13 @@ async fn waits<T>(db: &TestDb, pid: i64, task: &JoinHandle<T>) -> bool {
     let waits = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE pid = {pid} AND wait_event_type = 'Lock' AND wait_event = 'advisory'"
     );
-    loop {
+    let ends_or_waits = async || {
         if task.is_finished() {
-            return false;
+            return Ok(false);
         }
-        if db.number(&waits).await == 1 {
-            return true;
-        }
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+        if db.number(&waits).await == 1 { Ok(true) } else { Err("it runs") }
+    };
+    Poll::DEFAULT.value("the task ends, or waits for a lock", ends_or_waits).await
 }
 
 /// Different conditions that match the same event.

@@ -5,6 +5,8 @@
 
 #[path = "common/harness.rs"]
 mod harness;
+#[path = "common/polling.rs"]
+mod polling;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -19,6 +21,7 @@ use outbox::{
     Database, Event, Outbox, OutboxBuilder, Outgoing, Position, PublishError, Publisher, RelayBuilder,
     StoreOptions, SubscriptionId, Topic, open_store,
 };
+use polling::Poll;
 
 const NODES: usize = 3;
 /// Maximum time for which a pair that is behind may not publish.
@@ -83,19 +86,10 @@ async fn every_pair_is_published_although_nodes_are_killed<DB: Database>(
     let positions = writer.await.unwrap();
 
     let head = *positions.last().unwrap();
-    let done = async {
-        while !outbox
-            .log_admin()
-            .subscriptions()
-            .await
-            .unwrap()
-            .iter()
-            .all(|subscription| subscription.position >= head)
-        {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), done).await.expect("everything is published");
+    let states = async || outbox.log_admin().subscriptions().await.unwrap();
+    let is_done = async || states().await.iter().all(|subscription| subscription.position >= head);
+    let poll = Poll { limit: Duration::from_secs(60), ..Poll::DEFAULT };
+    poll.until("everything is published", is_done).await;
     over.store(true, Ordering::SeqCst);
     let longest_idle = watcher.await.unwrap();
     nodes.into_iter().for_each(ChildProcess::stop);

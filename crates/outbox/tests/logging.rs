@@ -4,9 +4,12 @@
 
 #[path = "common/log_lines.rs"]
 mod log_lines;
+#[path = "common/polling.rs"]
+mod polling;
 
 use log_lines::LogLines;
 use outbox::{Backoff, Context, Event, Failure, OutboxBuilder, Result, TracingPublisher, Unrouted};
+use polling::until;
 use tracing_subscriber::filter::LevelFilter;
 
 const DAY: std::time::Duration = std::time::Duration::from_secs(86_400);
@@ -51,9 +54,7 @@ async fn payloads_are_never_logged_and_dead_events_are_logged_as_errors() -> Res
     relay.idle().await?;
     sqlx::query("ALTER TABLE outbox_event RENAME TO away").execute(outbox.pool()).await?;
     relay.wake();
-    while !lines.text().contains("could not take events") {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-    }
+    until("a take fails", async || lines.text().contains("could not take events")).await;
     sqlx::query("ALTER TABLE away RENAME TO outbox_event").execute(outbox.pool()).await?;
     relay.idle().await?;
     let queue = outbox.queue();
@@ -73,9 +74,7 @@ async fn payloads_are_never_logged_and_dead_events_are_logged_as_errors() -> Res
     assert_eq!(items.len(), 3);
     queue.fail(&me, [items[0].id()], "no such address").await?;
     queue.abandon(&me, [items[1].id()], "busy").await?;
-    while queue.reap_expired().await? == 0 {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-    }
+    until("the lease of 1 ms expires", async || queue.reap_expired().await.unwrap() > 0).await;
     assert!(!format!("{items:?}").contains(CANARY));
 
     #[cfg(feature = "postgres")]

@@ -5,7 +5,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Gate, Seen, TestDb, numbered};
+use common::{Gate, Seen, TestDb, numbered, until};
 use outbox::store::{Filter, Status};
 use outbox::{Backoff, Completion, DeadFilter, Error, EventId, Failure, Outcome, PurgeSettings, Unrouted};
 
@@ -72,9 +72,7 @@ on_every_database! {
         let relay = db.outbox.writer_only().purge(PurgeSettings::default().every(5 * MS)).start().await.unwrap();
         for _ in 0..2 {
             // Events are purged first in each round: with the second event the first round is over.
-            while db.status_counts().await.2 > 0 {
-                tokio::time::sleep(5 * MS).await;
-            }
+            until("done events are purged", async || db.status_counts().await.2 == 0).await;
             db.write("e", 0..1).await;
             db.run("UPDATE {t} SET status = 1, done_at = '2001-01-01 00:00:00' WHERE status = 0").await.unwrap();
         }
@@ -83,9 +81,8 @@ on_every_database! {
 
         let purge = PurgeSettings::default().every(5 * MS).log_retention(10 * DAY).audit_retention(10 * DAY);
         let relay = db.outbox.single_node().purge(purge.attempts_retention(10 * DAY)).start().await.unwrap();
-        while counts().await != (1, 0) || attempts().await > 0 {
-            tokio::time::sleep(5 * MS).await;
-        }
+        let is_purged = async || counts().await == (1, 0) && attempts().await == 0;
+        until("old rows of the log, the audit and the attempts are purged", is_purged).await;
         relay.stop().await.unwrap();
     }
 
@@ -94,16 +91,12 @@ on_every_database! {
         finished(&db, 30).await;
         db.advance(DAY * 800);
         let relay = db.outbox.single_node().unrouted(Unrouted::Dead).purge(PurgeSettings::default().every(5 * MS).batch(7)).start().await.unwrap();
-        while db.status_counts().await.2 > 0 {
-            tokio::time::sleep(5 * MS).await;
-        }
+        until("done events are purged", async || db.status_counts().await.2 == 0).await;
         assert_eq!(db.status_counts().await, (0, 0, 0, 1));
         relay.stop().await.unwrap();
         let purge = PurgeSettings::default().every(5 * MS).dead_retention(7 * DAY);
         let relay = db.outbox.multi_node().unrouted(Unrouted::Dead).purge(purge).start().await.unwrap();
-        while db.status_counts().await.3 > 0 {
-            tokio::time::sleep(5 * MS).await;
-        }
+        until("dead events are purged", async || db.status_counts().await.3 == 0).await;
         relay.stop().await.unwrap();
     }
 
@@ -134,9 +127,7 @@ on_every_database! {
         db.advance(DAY / 2);
         db.write("e", 3..5).await;
         db.advance(DAY / 2 + SEC);
-        while db.status_counts().await.0 > 2 {
-            tokio::time::sleep(5 * MS).await;
-        }
+        until("old events are purged", async || db.status_counts().await.0 <= 2).await;
         relay.stop().await.unwrap();
         assert_eq!(db.status_counts().await, (2, 0, 0, 0), "newer events stay");
     }
@@ -149,9 +140,7 @@ on_every_database! {
         let purge = PurgeSettings::default().retention(DAY).dead_retention(DAY).every(5 * MS).batch(2);
         let relay = db.outbox.writer_only().purge(purge.clone()).start().await.unwrap();
         // Dead events are purged last.
-        while db.status_counts().await.3 > 0 {
-            tokio::time::sleep(5 * MS).await;
-        }
+        until("dead events are purged", async || db.status_counts().await.3 == 0).await;
         relay.stop().await.unwrap();
         assert_eq!(db.status_counts().await, (2, 0, 0, 0));
 
@@ -339,9 +328,14 @@ on_every_database! {
             let seen = Seen::default();
             let relay = if exclusive { db.outbox.single_node().unrouted(Unrouted::Dead) } else { db.outbox.multi_node().unrouted(Unrouted::Dead) };
             let relay = relay.workers(3).on_type("crashes", seen.behind(&gate)).start().await.unwrap();
-            seen.reach(1).await;
-            tokio::time::sleep(100 * MS).await;
-            assert_eq!(seen.count(), 1, "the first suspect again, and no other event");
+            // Three were started twice. Others would start with the first of them, and be seen at
+            // the latest when it ends.
+            for suspect in 1..=3 {
+                seen.reach(suspect).await;
+                relay.poll_once().await.unwrap();
+                assert_eq!(seen.count(), suspect, "one suspect again, and no other event");
+                gate.admit(1);
+            }
             gate.open();
             relay.idle().await.unwrap();
             relay.stop().await.unwrap();

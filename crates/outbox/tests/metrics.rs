@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Gate, Seen, TestDb, numbered};
+use common::{Gate, Seen, TestDb, numbered, until};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use outbox::{
     Failure, LatchPublisher, Outcome, Outgoing, PublishError, Publisher, Topic, Unavailable, Unrouted,
@@ -103,25 +103,23 @@ async fn the_lag_is_reported_in_milliseconds() {
     let db = TestDb::<sqlx::Sqlite>::frozen().await.unwrap();
     let (seen, gate) = (Seen::default(), Gate::closed());
     let relay = db.outbox.single_node().on_type("e", seen.behind(&gate)).start().await.unwrap();
-    let until = async |expected: f64| {
+    let until_reported = async |expected: f64| {
         let reported = || {
             snapshots.snapshot().into_vec().into_iter().find_map(|(key, _, _, value)| match value {
                 DebugValue::Gauge(n) if key.key().name() == "outbox.lag.oldest.ms" => Some(n.into_inner()),
                 _ => None,
             })
         };
-        while reported() != Some(expected) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until("the gauge is reported", async || reported() == Some(expected)).await;
     };
     db.outbox.send(numbered("e", 0).deliver_after(Duration::from_secs(3_600))).await.unwrap();
     db.write("e", 1..3).await;
     seen.reach(1).await;
     db.advance(Duration::from_millis(7_250));
     db.write("e", 3..4).await;
-    tokio::time::timeout(common::FOREVER, until(7_250.0)).await.unwrap();
+    until_reported(7_250.0).await;
     gate.open();
-    tokio::time::timeout(common::FOREVER, until(0.0)).await.unwrap();
+    until_reported(0.0).await;
     relay.stop().await.unwrap();
 }
 
@@ -131,28 +129,26 @@ async fn events_that_no_running_relay_routes_are_counted() {
     let snapshots = recorder.snapshotter();
     let _mine = metrics::set_default_local_recorder(&recorder);
     let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
-    let until = async |expected: f64| {
+    let until_reported = async |expected: f64| {
         let reported = || {
             snapshots.snapshot().into_vec().into_iter().find_map(|(key, _, _, value)| match value {
                 DebugValue::Gauge(n) if key.key().name() == "outbox.unrouted" => Some(n.into_inner()),
                 _ => None,
             })
         };
-        while reported() != Some(expected) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until("the gauge is reported", async || reported() == Some(expected)).await;
     };
     let seen = Seen::default();
     let often = Duration::from_millis(400);
     let relay = db.outbox.multi_node().presence(often).on_type("e", seen.handler()).start().await.unwrap();
     db.write("unknown", 0..3).await;
     db.write("e", 0..2).await;
-    tokio::time::timeout(common::FOREVER, until(3.0)).await.unwrap();
+    until_reported(3.0).await;
     // Another relay routes these events.
     let there = db.another().await;
     let other =
         there.outbox.multi_node().presence(often).on_type("unknown", seen.handler()).start().await.unwrap();
-    tokio::time::timeout(common::FOREVER, until(0.0)).await.unwrap();
+    until_reported(0.0).await;
     other.stop().await.unwrap();
     relay.stop().await.unwrap();
 }
@@ -284,20 +280,9 @@ async fn an_unavailable_destination_is_reported_until_it_is_available() {
     };
     assert_eq!(reported(), None, "there was no outage");
     db.write("e", 0..1).await;
-    let until = |value| {
-        let reported = &reported;
-        async move {
-            let reported = async {
-                while reported() != Some(value) {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                }
-            };
-            tokio::time::timeout(common::FOREVER, reported).await.expect("the gauge is reported");
-        }
-    };
-    until(1.0).await;
+    until("the outage is reported", async || reported() == Some(1.0)).await;
     away.0.store(true, Ordering::SeqCst);
-    until(0.0).await;
+    until("its end is reported", async || reported() == Some(0.0)).await;
     relay.stop().await.unwrap();
 }
 

@@ -8,7 +8,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use common::{Backend, Seen, TestDb, in_time, numbered};
+use common::{Backend, Seen, TestDb, in_time, numbered, until};
 use outbox::fleet::FleetDatabase;
 use outbox::store::{AuditEntry, PageRequest, StatusGroup};
 use outbox::{
@@ -112,12 +112,7 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Backend>() {
     admin.finish_audit(entry, "done", None).await.unwrap();
     assert_eq!(admin.audits(None, 10).await.unwrap().len(), 1);
     let relay = outbox.single_node().start().await.unwrap();
-    in_time(async {
-        while admin.nodes().await.unwrap().is_empty() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
+    until("the relay announces itself", async || !admin.nodes().await.unwrap().is_empty()).await;
     relay.stop().await.unwrap();
     assert!(admin.purge(Duration::ZERO).await.unwrap() > 0);
     assert!(admin.purge_joins(Duration::ZERO).await.unwrap() > 0);

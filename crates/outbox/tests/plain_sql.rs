@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{Backend, Seen, TestDb, numbered};
+use common::{Backend, Poll, Seen, TestDb, numbered};
 use outbox::{Backoff, Failure, Outcome, RelayBuilder};
 use sqlx::Connection as _;
 
@@ -140,12 +140,8 @@ on_every_database! {
         let waits = session(&mut second, &db).await;
         let insert = of_key("k", 1).replace("{t}", &db.table);
         let later = tokio::spawn(async move { DB::execute_sql(&mut second, &insert).await.unwrap() });
-        // Until the second writer waits, or its row is delivered.
-        while seen.count() == 0 && db.number(&waits).await == 0 {
-            // InnoDB returns a cached answer to queries that come more often than ten times a
-            // second.
-            tokio::time::sleep(150 * MS).await;
-        }
+        let waits_or_delivered = async || seen.count() > 0 || db.number(&waits).await > 0;
+        Poll::INNODB.until("the second writer waits, or its row is delivered", waits_or_delivered).await;
         run(&mut first, &db, "COMMIT").await;
         later.await.unwrap();
         seen.reach(2).await;

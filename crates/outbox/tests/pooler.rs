@@ -5,6 +5,8 @@
 
 #[path = "common/harness.rs"]
 mod harness;
+#[path = "common/polling.rs"]
+mod polling;
 
 use std::process::Command;
 use std::sync::LazyLock;
@@ -16,6 +18,7 @@ use outbox::{
     Context, Error, Event, Fleet, Handled, LatchPublisher, Outbox, OutboxBuilder, Pooler, Query, Topic,
 };
 use outbox_testbed::{Plan, Server};
+use polling::until;
 use sqlx::{Connection as _, PgConnection, PgPool, Postgres, Row as _};
 
 /// Number of sessions of a pooler in these tests.
@@ -213,15 +216,11 @@ async fn a_direct_url_wakes_a_relay_behind_a_pooler() {
          AND (classid::bigint << 32 | objid::bigint) = hashtextextended(current_schema() || '.{table}', 11)"
     );
     let mut conn = PgConnection::connect(&direct).await.unwrap();
-    let end = std::time::Instant::now() + FOREVER;
-    loop {
+    let is_waiting = async || {
         let waiting = sqlx::raw_sql(sqlx::AssertSqlSafe(waiting.clone())).fetch_one(&mut conn).await.unwrap();
-        if waiting.get::<i64, _>(0) > 0 {
-            break;
-        }
-        assert!(std::time::Instant::now() < end, "the relay does not wait for notifications");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        waiting.get::<i64, _>(0) > 0
+    };
+    until("the relay waits for notifications", is_waiting).await;
     writer.send(Event::new("e").json(&1)).await.unwrap();
     latch.wait(FOREVER).await.expect("the writer wakes the relay");
     relay.stop().await.unwrap();

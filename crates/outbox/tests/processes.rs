@@ -4,6 +4,8 @@
 
 #[path = "common/harness.rs"]
 mod harness;
+#[path = "common/polling.rs"]
+mod polling;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{Read, Write};
@@ -65,12 +67,8 @@ async fn everything_arrives<DB: Database>(outbox: &Outbox<DB>, url: &str, table:
         writers.spawn(async move { write(&outbox, writer).await });
     }
     let committed: HashSet<String> = writers.join_all().await.into_iter().flatten().collect();
-    let settled = async {
-        while outbox.admin().backlog().await.unwrap().pending > 0 {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(120), settled).await.expect("everything is settled in time");
+    let pending = async || outbox.admin().backlog().await.unwrap().pending;
+    polling::until("everything is settled", async || pending().await == 0).await;
     relays.into_iter().for_each(ChildProcess::stop);
 
     let runs = read(log.path());

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use common::{Backend, FOREVER, TestDb};
+use common::{Backend, FOREVER, Poll, TestDb, until};
 use outbox::{
     Error, Event, EventBuilder, Failure, Outbox, Outgoing, Position, PublishError, Publisher, Subscription,
     SubscriptionStatus, Topic, Unavailable,
@@ -70,11 +70,11 @@ impl Sink {
 
     /// Waits until it has kept this many events.
     async fn reach(&self, count: usize) {
-        let end = Instant::now() + FOREVER;
-        while self.kept.lock().unwrap().len() < count {
-            assert!(Instant::now() < end, "{} has {:?}", self.name, self.numbers());
-            tokio::time::sleep(2 * MS).await;
-        }
+        let has_kept = async || {
+            let numbers = self.numbers();
+            if numbers.len() >= count { Ok(()) } else { Err(numbers) }
+        };
+        Poll::DEFAULT.value(&format!("{} has kept {count} events", self.name), has_kept).await;
     }
 
     /// Asserts that events were kept in the order of positions, each once.
@@ -122,7 +122,11 @@ async fn append<DB: Backend>(outbox: &Outbox<DB>, event_type: &str, numbers: std
 }
 
 /// State of a pair.
-async fn pair_state<DB: Backend>(db: &TestDb<DB>, topic: &str, publisher: &str) -> outbox::SubscriptionState {
+async fn subscription_state<DB: Backend>(
+    db: &TestDb<DB>,
+    topic: &str,
+    publisher: &str,
+) -> outbox::SubscriptionState {
     let subscriptions = db.outbox.log_admin().subscriptions().await.unwrap();
     subscriptions
         .into_iter()
@@ -131,21 +135,17 @@ async fn pair_state<DB: Backend>(db: &TestDb<DB>, topic: &str, publisher: &str) 
 }
 
 /// Waits until the state of a pair matches.
-async fn until<DB: Backend>(
+async fn until_state<DB: Backend>(
     db: &TestDb<DB>,
     topic: &str,
     publisher: &str,
     matches_state: impl Fn(&outbox::SubscriptionState) -> bool,
 ) {
-    let end = Instant::now() + FOREVER;
-    loop {
-        let state = pair_state(db, topic, publisher).await;
-        if matches_state(&state) {
-            return;
-        }
-        assert!(Instant::now() < end, "{state:?}");
-        tokio::time::sleep(10 * MS).await;
-    }
+    let is_reached = async || {
+        let state = subscription_state(db, topic, publisher).await;
+        if matches_state(&state) { Ok(()) } else { Err(state) }
+    };
+    Poll::DEFAULT.value("the pair has the expected state", is_reached).await;
 }
 
 /// Name of the progress table.
@@ -172,8 +172,8 @@ on_every_database! {
 
         // The last hundred events do not match its topic, and it does not read them again.
         let head = db.outbox.log().head().await.unwrap();
-        assert_eq!(pair_state(&db, "some", "sparse").await.position, head);
-        assert_eq!(pair_state(&db, "everything", "all").await.position, head);
+        assert_eq!(subscription_state(&db, "some", "sparse").await.position, head);
+        assert_eq!(subscription_state(&db, "everything", "all").await.position, head);
         let lag = db.outbox.log_admin().lag().await.unwrap();
         assert!(lag.iter().all(|subscription| subscription.behind == 0), "{lag:?}");
     }
@@ -187,7 +187,7 @@ on_every_database! {
             relay.stop().await.unwrap();
             assert_eq!(sink.numbers(), (round * 10..round * 10 + 10).collect::<Vec<_>>());
         }
-        let state = pair_state(&db, "t", "sink").await;
+        let state = subscription_state(&db, "t", "sink").await;
         assert_eq!((state.leader, state.epoch), (None, 3));
     }
 
@@ -213,14 +213,14 @@ on_every_database! {
             .start().await.unwrap();
         append(&db.outbox, "A", 0..20).await;
         good.reach(20).await;
-        until(&db, "t", "bad", |state| state.status == SubscriptionStatus::Failed && state.error_count >= 6).await;
-        let state = pair_state(&db, "t", "bad").await;
+        until_state(&db, "t", "bad", |state| state.status == SubscriptionStatus::Failed && state.error_count >= 6).await;
+        let state = subscription_state(&db, "t", "bad").await;
         assert_eq!((state.position, state.last_error.as_deref()), (Position::START, Some("no route to host")));
         bad.works();
         bad.reach(20).await;
         relay.idle().await.unwrap();
         bad.assert_in_order();
-        let state = pair_state(&db, "t", "bad").await;
+        let state = subscription_state(&db, "t", "bad").await;
         assert_eq!((state.status, state.error_count, state.last_error), (SubscriptionStatus::Active, 0, None));
         relay.stop().await.unwrap();
         assert_eq!((good.numbers(), bad.numbers()), ((0..20).collect(), (0..20).collect()));
@@ -238,7 +238,7 @@ on_every_database! {
         let relay =
             db.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
         sink.reach(13).await;
-        until(&db, "t", "sink", |state| state.status == SubscriptionStatus::Failed).await;
+        until_state(&db, "t", "sink", |state| state.status == SubscriptionStatus::Failed).await;
         assert_eq!(sink.numbers(), (0..13).collect::<Vec<_>>());
         sink.works();
         sink.reach(20).await;
@@ -282,7 +282,7 @@ on_every_database! {
         append(&db.outbox, "A", 0..10).await;
         good.reach(10).await;
         for (name, error) in [("panics", "the publisher panicked: boom"), ("hangs", "the publisher did not finish within 50ms")] {
-            until(&db, "t", name, |state| state.last_error.as_deref() == Some(error)).await;
+            until_state(&db, "t", name, |state| state.last_error.as_deref() == Some(error)).await;
         }
         panics.works();
         hangs.works();
@@ -291,7 +291,7 @@ on_every_database! {
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!((panics.numbers(), hangs.numbers()), ((0..10).collect(), (0..10).collect()));
-        assert!(pair_state(&db, "t", "lies").await.last_error.is_some());
+        assert!(subscription_state(&db, "t", "lies").await.last_error.is_some());
     }
 
     /// Case 7: its health is checked, and while it is unhealthy nothing is sent and no error is
@@ -301,13 +301,13 @@ on_every_database! {
         sink.healthy.store(false, Ordering::Relaxed);
         let relay = db.outbox.log_only().publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         append(&db.outbox, "A", 0..5).await;
-        until(&db, "t", "sink", |state| state.last_error.is_some()).await;
-        let state = pair_state(&db, "t", "sink").await;
+        until_state(&db, "t", "sink", |state| state.last_error.is_some()).await;
+        let state = subscription_state(&db, "t", "sink").await;
         assert_eq!((state.status, state.error_count, sink.calls()), (SubscriptionStatus::Active, 0, 0));
         sink.works();
         sink.reach(5).await;
         relay.idle().await.unwrap();
-        assert_eq!(pair_state(&db, "t", "sink").await.last_error, None);
+        assert_eq!(subscription_state(&db, "t", "sink").await.last_error, None);
         relay.stop().await.unwrap();
     }
 
@@ -322,11 +322,13 @@ on_every_database! {
         let admin = db.outbox.log_admin();
         admin.pause("sink").await.unwrap();
         db.noticed_by_leader("sink", LEASE).await;
+        // Both pairs read the same events; a batch that was sent to the paused one is in flight by
+        // the time that the other has received it.
         append(&db.outbox, "A", 5..10).await;
         other.reach(10).await;
-        tokio::time::sleep(100 * MS).await;
+        relay.idle().await.unwrap();
         assert_eq!(sink.numbers().len(), 5);
-        assert_eq!(pair_state(&db, "t", "sink").await.status, SubscriptionStatus::Paused);
+        assert_eq!(subscription_state(&db, "t", "sink").await.status, SubscriptionStatus::Paused);
         admin.resume("sink").await.unwrap();
         sink.reach(10).await;
         relay.idle().await.unwrap();
@@ -348,11 +350,14 @@ on_every_database! {
 
     /// The statements are those of the specification.
     async fn pause_and_resume_and_reset_by_sql(frozen |db|) {
-        let sink = Sink::named("sink");
+        let (sink, other) = (Sink::named("sink"), Sink::named("other"));
         sink.returning(|_| Err(Failure::retry_after(NEVER, "down").into()));
-        let relay = db.outbox.log_only().subscription_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let relay = db.outbox.log_only().subscription_lease(LEASE)
+            .publish(Topic::new("t").to(sink.clone()))
+            .publish(Topic::new("t").to(other.clone()))
+            .start().await.unwrap();
         append(&db.outbox, "A", 0..5).await;
-        until(&db, "t", "sink", |state| state.error_count == 1).await;
+        until_state(&db, "t", "sink", |state| state.error_count == 1).await;
         let progress = progress(&db);
         sink.works();
         // It would wait for an hour, but an operator resets its state.
@@ -363,7 +368,8 @@ on_every_database! {
         db.run(&format!("UPDATE {progress} SET status = 'PAUSED' WHERE publisher = 'sink'")).await.unwrap();
         db.noticed_by_leader("sink", LEASE).await;
         append(&db.outbox, "A", 5..6).await;
-        tokio::time::sleep(200 * MS).await;
+        other.reach(6).await;
+        relay.idle().await.unwrap();
         assert_eq!(sink.numbers().len(), 5);
         db.run(&format!("UPDATE {progress} SET status = 'ACTIVE' WHERE publisher = 'sink'")).await.unwrap();
         sink.reach(6).await;
@@ -447,11 +453,11 @@ on_every_database! {
             counts
         };
         let settle = async |wanted: &[usize]| {
-            let end = Instant::now() + FOREVER / 2;
-            while leaders().await != wanted {
-                assert!(Instant::now() < end, "{:?} instead of {wanted:?}", leaders().await);
-                tokio::time::sleep(20 * MS).await;
-            }
+            let is_settled = async || {
+                let leaders = leaders().await;
+                if leaders == wanted { Ok(()) } else { Err(leaders) }
+            };
+            Poll::DEFAULT.value(&format!("the relays lead {wanted:?} pairs"), is_settled).await;
         };
         let first = start(&db.outbox, "first", 2 * SEC).await;
         assert_eq!(leaders().await, [12]);
@@ -497,7 +503,7 @@ on_every_database! {
         append(&db.outbox, "A", 0..5).await;
         db.advance(300 * MS);
         sink.reach(5).await;
-        let state = pair_state(&db, "t", "sink").await;
+        let state = subscription_state(&db, "t", "sink").await;
         assert_eq!(state.epoch, 2);
         assert_ne!(state.leader, Some("ghost".into()));
         relay.stop().await.unwrap();
@@ -506,25 +512,33 @@ on_every_database! {
     /// Cases 5 and 6: another node starts to publish, and the former leader can no longer move the
     /// position.
     async fn a_leader_that_lost_its_pair_moves_nothing_and_starts_again_from_the_table(frozen |db|) {
-        let sink = Sink::named("sink");
-        let relay = db.outbox.log_only().subscription_lease(LEASE).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
+        let (sink, kept) = (Sink::named("sink"), Sink::named("kept"));
+        let relay = db.outbox.log_only().subscription_lease(LEASE)
+            .publish(Topic::new("t").to(sink.clone()))
+            .publish(Topic::new("t").to(kept.clone()))
+            .start().await.unwrap();
         append(&db.outbox, "A", 0..5).await;
         relay.idle().await.unwrap();
-        let before = pair_state(&db, "t", "sink").await;
+        let before = subscription_state(&db, "t", "sink").await;
         // Another node takes the pair, as after a long pause of this process, and moves on.
         let progress = progress(&db);
-        db.run(&format!("UPDATE {progress} SET leader = 'other', epoch = epoch + 1")).await.unwrap();
-        append(&db.outbox, "A", 5..6).await;
-        tokio::time::sleep(50 * MS).await;
-        let taken = pair_state(&db, "t", "sink").await;
+        db.run(&format!("UPDATE {progress} SET leader = 'other', epoch = epoch + 1 WHERE publisher = 'sink'")).await.unwrap();
+        // Both pairs publish the same events, and one statement saves the positions of both: with
+        // the second position of the other pair, the first of this one was saved or refused.
+        for n in 5..7 {
+            append(&db.outbox, "A", n..n + 1).await;
+            let head = db.outbox.log().head().await.unwrap();
+            until_state(&db, "t", "kept", |state| state.position == head).await;
+        }
+        let taken = subscription_state(&db, "t", "sink").await;
         assert_eq!((taken.position, taken.leader), (before.position, Some("other".into())));
         // The other node vanishes.
         db.advance(LEASE);
-        until(&db, "t", "sink", |state| state.epoch > taken.epoch && state.position > before.position).await;
+        until_state(&db, "t", "sink", |state| state.epoch > taken.epoch && state.position > before.position).await;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         let numbers: HashSet<u64> = sink.numbers().into_iter().collect();
-        assert_eq!(numbers, (0..6).collect());
+        assert_eq!(numbers, (0..7).collect());
     }
 
     /// Case 6: a position that cannot be read is not taken for the start of the log, and one that
@@ -551,12 +565,15 @@ on_every_database! {
                 .publish(Topic::new("t").to(sink.clone()).batch(3)).start().await.unwrap();
             append(&db.outbox, "A", written..written + 10).await;
             written += 10;
-            let end = Instant::now() + FOREVER;
-            while (numbers().len() as u64) < written || store.failed() < 3 {
-                assert!(Instant::now() < end, "{at:?}: {} failed, {:?}", store.failed(), numbers());
+            let is_over = async || {
+                if numbers().len() as u64 >= written && store.failed() >= 3 {
+                    return Ok(());
+                }
                 append(&db.outbox, "B", 0..1).await;
-                tokio::time::sleep(20 * MS).await;
-            }
+                Err((at, store.failed(), numbers()))
+            };
+            let poll = Poll { pause: 20 * MS, ..Poll::DEFAULT };
+            poll.value("three calls fail, and everything is published", is_over).await;
             relay.stop().await.unwrap();
         }
         let mut once = numbers();
@@ -589,11 +606,8 @@ on_every_database! {
         let relay = db.outbox.log_only().subscription_lease(400 * MS).publish(Topic::new("t").to(sink.clone())).start().await.unwrap();
         db.run(&format!("DELETE FROM {}", progress(&db))).await.unwrap();
         append(&db.outbox, "A", 0..3).await;
-        let end = Instant::now() + FOREVER;
-        while db.outbox.log_admin().lag().await.unwrap().first().is_none_or(|subscription| subscription.behind > 0) {
-            assert!(Instant::now() < end, "the pair is gone");
-            tokio::time::sleep(20 * MS).await;
-        }
+        let lag = async || db.outbox.log_admin().lag().await.unwrap();
+        until("the subscription is there", async || lag().await.first().is_some_and(|subscription| subscription.behind == 0)).await;
         relay.stop().await.unwrap();
         let numbers: HashSet<u64> = sink.numbers().into_iter().collect();
         assert_eq!(numbers, (0..3).collect());
@@ -608,27 +622,25 @@ on_every_database! {
             .publish(Topic::new("t").to(fails.clone()).retry(NEVER, NEVER))
             .publish(Topic::new("t").to(busy.clone()).batch(1))
             .start().await.unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
-        let writing = tokio::spawn({
-            let (outbox, stop) = (db.outbox.clone(), stop.clone());
-            async move {
-                while !stop.load(Ordering::Relaxed) {
-                    append(&outbox, "A", 0..1).await;
-                    tokio::time::sleep(2 * MS).await;
+        let stop = AtomicBool::new(false);
+        let writing = async {
+            for count in 1.. {
+                append(&db.outbox, "A", 0..1).await;
+                busy.reach(count).await;
+                if stop.load(Ordering::Relaxed) {
+                    break;
                 }
             }
-        });
-        for round in 1..=3 {
-            let end = Instant::now() + FOREVER;
-            while fails.calls() < round {
-                assert!(Instant::now() < end, "the resume was not noticed");
-                tokio::time::sleep(5 * MS).await;
+        };
+        let resuming = async {
+            for round in 1..=3 {
+                until("the resume is noticed", async || fails.calls() >= round).await;
+                until_state(&db, "t", "fails", |state| state.error_count > 0).await;
+                db.outbox.log_admin().resume("fails").await.unwrap();
             }
-            until(&db, "t", "fails", |state| state.error_count > 0).await;
-            db.outbox.log_admin().resume("fails").await.unwrap();
-        }
-        stop.store(true, Ordering::Relaxed);
-        writing.await.unwrap();
+            stop.store(true, Ordering::Relaxed);
+        };
+        tokio::join!(writing, resuming);
         relay.stop().await.unwrap();
     }
 
@@ -643,7 +655,7 @@ on_every_database! {
         append(&db.outbox, "A", 0..20).await;
         let relay = db.outbox.log_only().publish(quick(Topic::new("t").to(sink.clone()))).start().await.unwrap();
         sink.reach(20).await;
-        assert_ne!(pair_state(&db, "t", "sink").await.status, SubscriptionStatus::Failed);
+        assert_ne!(subscription_state(&db, "t", "sink").await.status, SubscriptionStatus::Failed);
         relay.stop().await.unwrap();
         sink.assert_in_order();
     }
@@ -690,7 +702,7 @@ on_every_database! {
             db.run(&statement).await.unwrap();
         }
         // Before anything new is appended: the missing positions must not be skipped as a gap.
-        until(&db, "t", "sink", |state| state.epoch > 1 || state.position.get() > 3).await;
+        until_state(&db, "t", "sink", |state| state.epoch > 1 || state.position.get() > 3).await;
         append(&db.outbox, "A", 100..103).await;
         sink.reach(13).await;
         relay.idle().await.unwrap();
@@ -792,15 +804,13 @@ on_every_database! {
             .start().await.unwrap();
         append(&db.outbox, "A", 0..5).await;
         sink.reach(5).await;
-        while hangs.calls() == 0 {
-            tokio::time::sleep(MS).await;
-        }
+        until("the hanging publisher is called", async || hangs.calls() > 0).await;
         tokio::time::timeout(FOREVER, relay.stop()).await.unwrap().unwrap();
         for name in ["sink", "hangs"] {
-            assert_eq!(pair_state(&db, "t", name).await.leader, None);
+            assert_eq!(subscription_state(&db, "t", name).await.leader, None);
         }
-        assert_eq!(pair_state(&db, "t", "hangs").await.position, Position::START);
-        assert!(pair_state(&db, "t", "sink").await.position > Position::START);
+        assert_eq!(subscription_state(&db, "t", "hangs").await.position, Position::START);
+        assert!(subscription_state(&db, "t", "sink").await.position > Position::START);
     }
 }
 
@@ -838,11 +848,7 @@ async fn insert(db: &TestDb<sqlx::Postgres>, n: u64) {
 async fn notified_of_appends(db: &TestDb<sqlx::Postgres>) {
     let listening = "SELECT count(*) FROM pg_locks k WHERE k.locktype = 'advisory' AND k.mode = 'ExclusiveLock' AND k.granted \
          AND (k.classid::bigint << 32 | k.objid::bigint) = hashtextextended(current_schema() || '.{t}_log', 13)";
-    let end = Instant::now() + FOREVER;
-    while db.number(listening).await == 0 {
-        assert!(Instant::now() < end, "no relay listens");
-        tokio::time::sleep(10 * MS).await;
-    }
+    until("a relay listens", async || db.number(listening).await > 0).await;
 }
 
 /// One relay asks writers to notify. The other one receives these notifications as well, and is
@@ -859,17 +865,13 @@ async fn on_postgres_every_relay_is_woken_by_appends_of_other_programs() {
         relay.start().await.unwrap()
     };
     let relays = [start(&db.outbox, "first").await, start(&other.outbox, "second").await];
-    let end = Instant::now() + FOREVER;
-    loop {
+    let share = async || {
         let subscriptions = db.outbox.log_admin().subscriptions().await.unwrap();
         let leaders: HashSet<_> =
             subscriptions.iter().filter_map(|subscription| subscription.leader.clone()).collect();
-        if leaders.len() == 2 {
-            break;
-        }
-        assert!(Instant::now() < end, "the relays do not share the subscriptions: {subscriptions:?}");
-        tokio::time::sleep(10 * MS).await;
-    }
+        if leaders.len() == 2 { Ok(()) } else { Err(subscriptions) }
+    };
+    Poll::DEFAULT.value("the relays share the subscriptions", share).await;
     notified_of_appends(&db).await;
     for round in 0..5 {
         for n in 0..10 {
@@ -894,15 +896,8 @@ async fn on_postgres_an_idle_relay_notices_a_pause_before_it_publishes() {
     let (sink, lease) = (Sink::named("sink"), SEC);
     let subscription = Topic::new("t").to(sink.clone()).every(NEVER);
     let relay = db.outbox.log_only().subscription_lease(lease).publish(subscription).start().await.unwrap();
-    let end = Instant::now() + FOREVER;
-    while pair_state(&db, "t", "sink").await.remaining <= lease {
-        assert!(Instant::now() < end, "the relay is never idle");
-        tokio::time::sleep(10 * MS).await;
-    }
-    // At a time when it has just renewed its lease.
-    while pair_state(&db, "t", "sink").await.remaining <= lease * 19 / 10 {
-        tokio::time::sleep(10 * MS).await;
-    }
+    // Idle, and at a time when it has just renewed its lease.
+    until_state(&db, "t", "sink", |state| state.remaining > lease * 19 / 10).await;
     db.run(&format!("UPDATE {}_topic_progress SET status = 'PAUSED'", db.table)).await.unwrap();
     insert(&db, 0).await;
     relay.idle().await.unwrap();

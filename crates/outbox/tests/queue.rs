@@ -9,7 +9,7 @@ use std::borrow::Borrow;
 use std::collections::HashSet;
 use std::time::Duration;
 
-use common::{Backend, FOREVER, TestDb, numbered};
+use common::{Backend, FOREVER, Poll, TestDb, numbered};
 use failing_store::FailingStore;
 use outbox::store::Status;
 use outbox::{
@@ -75,7 +75,7 @@ fn counting<DB: Backend>(db: &TestDb<DB>) -> (std::sync::Arc<FailingStore>, Work
 /// An ack of three items locks the first and waits for the second, which a transaction holds.
 /// Another transaction holds the third and waits for the first. When the second is released the ack
 /// waits for the third: a deadlock, which the ack closes and of which it is the victim.
-async fn ack_in_a_deadlock<DB: Backend>(prepare: &str, waiting: impl AsyncFn(&TestDb<DB>) -> i64) {
+async fn ack_in_a_deadlock<DB: Backend>(prepare: &str, waiting: &str, poll: Poll) {
     let Some(db) = TestDb::<DB>::new().await else { return };
     let (queue, me) = (db.outbox.queue(), node("a"));
     db.write("e", 0..3).await;
@@ -85,9 +85,7 @@ async fn ack_in_a_deadlock<DB: Backend>(prepare: &str, waiting: impl AsyncFn(&Te
         format!("UPDATE {} SET tenant_id = tenant_id WHERE event_id = '{id}'", db.table)
     };
     let until_waiting = async |count: i64| {
-        while waiting(&db).await < count {
-            tokio::time::sleep(MS).await;
-        }
+        poll.until("enough statements wait for locks", async || db.number(waiting).await >= count).await;
     };
     let (mut first, mut other) = (db.outbox.begin().await.unwrap(), db.outbox.begin().await.unwrap());
     DB::execute_sql(&mut first, &lock(1)).await.unwrap();
@@ -121,7 +119,7 @@ async fn a_call_that_is_the_victim_of_a_deadlock_is_repeated_on_postgres() {
     let waiting =
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%UPDATE %{t}%'";
     let patient = "SET LOCAL deadlock_timeout = '1h'";
-    ack_in_a_deadlock::<sqlx::Postgres>(patient, async |db| db.number(waiting).await).await;
+    ack_in_a_deadlock::<sqlx::Postgres>(patient, waiting, Poll::DEFAULT).await;
 }
 
 /// OBX-099. The server ends the transaction that has written less.
@@ -129,14 +127,9 @@ async fn a_call_that_is_the_victim_of_a_deadlock_is_repeated_on_postgres() {
 async fn a_call_that_is_the_victim_of_a_deadlock_is_repeated_on_mariadb() {
     let write_more =
         "INSERT INTO {t} (event_type, payload) VALUES ('x', '1'), ('x', '1'), ('x', '1'), ('x', '1')";
-    let waiting = async |db: &TestDb<sqlx::MySql>| {
-        // InnoDB returns a cached answer for 100 ms.
-        tokio::time::sleep(200 * MS).await;
-        let waiting = "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' \
-                       AND trx_query LIKE '%{t}%'";
-        db.number(waiting).await
-    };
-    ack_in_a_deadlock::<sqlx::MySql>(write_more, waiting).await;
+    let waiting = "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' \
+                   AND trx_query LIKE '%{t}%'";
+    ack_in_a_deadlock::<sqlx::MySql>(write_more, waiting, Poll::INNODB).await;
 }
 
 on_every_database! {

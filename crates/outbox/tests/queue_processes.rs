@@ -5,6 +5,8 @@
 
 #[path = "common/harness.rs"]
 mod harness;
+#[path = "common/polling.rs"]
+mod polling;
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
@@ -15,6 +17,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use harness::ChildProcess;
 use outbox::{Database, Event, NodeId, Outbox, OutboxBuilder, StoreOptions, WorkItem, WorkQueue, open_store};
+use polling::Poll;
 
 const WORKERS: usize = 2;
 /// Number of concurrent handlers of each worker.
@@ -128,13 +131,10 @@ async fn work_off<DB: Database>(
     outbox.send_all((0..items).map(|n| Event::new("work").json(&n))).await.unwrap();
     let log = tempfile::NamedTempFile::new().unwrap();
     let workers: Vec<_> = (0..WORKERS).map(|_| worker(url, table, log.path(), renew)).collect();
-    let drained = async {
-        while outbox.admin().backlog().await.unwrap().pending > 0 {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
+    let pending = async || outbox.admin().backlog().await.unwrap().pending;
     let limit = Duration::from_secs(30) + times(renew).1 * u32::try_from(items).unwrap() * 2;
-    tokio::time::timeout(limit, drained).await.expect("the queue is worked off in time");
+    let poll = Poll { limit, ..Poll::DEFAULT };
+    poll.until("the queue is worked off", async || pending().await == 0).await;
     workers.into_iter().for_each(ChildProcess::stop);
     assert_eq!(outbox.admin().stats().await.unwrap().done, items as u64);
 

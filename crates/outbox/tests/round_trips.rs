@@ -10,7 +10,7 @@ use std::io;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-use common::{Backend, TestDb, numbered};
+use common::{Backend, TestDb, numbered, until};
 use outbox::store::{ProgressUpdate, Status};
 use outbox::{NodeId, OutboxBuilder, Position, SubscriptionId, SubscriptionStatus, WorkItem, WorkItemId};
 use outbox_testbed::Proxy;
@@ -170,11 +170,7 @@ async fn an_idle_relay_with_two_pairs_makes_less_than_sixty_statements_a_minute_
         let subscriptions = db.outbox.log_admin().subscriptions().await.unwrap();
         subscriptions.len() == 2 && subscriptions.iter().all(|subscription| subscription.remaining > lease)
     };
-    let end = std::time::Instant::now() + common::FOREVER;
-    while !is_idle().await {
-        assert!(std::time::Instant::now() < end, "the relay is never idle");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until("the relay is idle", is_idle).await;
     // The growing pauses have reached their maximum by then.
     tokio::time::sleep(tenth(60)).await;
     let before = proxy.round_trips();

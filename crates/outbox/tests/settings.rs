@@ -7,7 +7,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Backend, Seen, TestDb, in_time};
+use common::{Backend, Poll, Seen, TestDb, in_time, until};
 use outbox::settings::{Mode, Settings};
 use outbox::store::{EXCLUSIVE, Status};
 use outbox::{
@@ -135,16 +135,16 @@ async fn the_poll_interval_is_that_of_the_file_and_the_environment_takes_precede
         start("environment.db", &[("OUTBOX_POLLER_INTERVAL", "10ms"), ("OUTBOX_MODE", "MULTI_NODE")]).await,
     ];
     let (mut last, mut polls) = ([None; 2], [0; 2]);
-    let both = async {
-        while polls[1] < 50 {
-            for (n, relay) in relays.iter().enumerate() {
-                let seen = relay.health().last_take;
-                polls[n] += usize::from(std::mem::replace(&mut last[n], seen) != seen);
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
+    let count_polls = async || {
+        for (n, relay) in relays.iter().enumerate() {
+            let seen = relay.health().last_take;
+            polls[n] += usize::from(std::mem::replace(&mut last[n], seen) != seen);
         }
+        polls[1] >= 50
     };
-    in_time(both).await;
+    // Much more often than the relays poll.
+    let poll = Poll { pause: Duration::from_millis(1), ..Poll::DEFAULT };
+    poll.until("the second relay has polled 50 times", count_polls).await;
     assert!(polls[0] < 25, "{polls:?}");
     for relay in relays {
         relay.stop().await.unwrap();
@@ -259,9 +259,7 @@ async fn writer_only_delivers_and_deletes_nothing() {
         .execute(outbox.pool())
         .await
         .unwrap();
-    while outbox.admin().find(&done).await.unwrap().is_some() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("the done event is purged", async || outbox.admin().find(&done).await.unwrap().is_none()).await;
     relay.stop().await.unwrap();
     assert_eq!(outbox.admin().find(&id).await.unwrap().unwrap().status, Status::New);
     assert_eq!(seen.count(), 0);

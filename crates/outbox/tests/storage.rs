@@ -5,8 +5,8 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Backend, Seen, TestDb, in_time};
-use outbox::store::{Holder, Origin, Status, Take};
+use common::{Backend, Seen, TestDb, in_time, until};
+use outbox::store::{Holder, Origin, RelayTask, Status, Take};
 use outbox::{
     Backoff, DatabaseError, Error, Event, EventBuilder, Failure, OnDead, Outbox, Outcome, StorageFault,
 };
@@ -57,16 +57,6 @@ impl Refusing for MySql {
 
 fn keyed(number: u64, key: &str) -> EventBuilder {
     Event::new("e").json(&number).ordering_key(key)
-}
-
-async fn until(description: &str, mut condition: impl AsyncFnMut() -> bool) {
-    for _ in 0..3_000 {
-        if condition().await {
-            return;
-        }
-        tokio::time::sleep(10 * MS).await;
-    }
-    panic!("not within 30 s: {description}");
 }
 
 /// A database permanently refuses the settlement of one event. The later events of its key wait
@@ -493,7 +483,7 @@ async fn a_relay_on_postgres_resumes_when_the_database_is_writable_again() {
         };
         assert_eq!(fault(refused), StorageFault::ReadOnly);
         gate.open();
-        tokio::time::sleep(1_000 * MS).await;
+        until("settlements are refused", async || relay.health().problem(RelayTask::Settle).is_some()).await;
         assert_eq!(outbox.admin().stats().await.unwrap().done, 0);
         own.read_only(false).await;
         until("all events are settled", async || {

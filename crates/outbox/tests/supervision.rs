@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{Gate, Seen, TestDb, in_time, numbered};
+use common::{Gate, Seen, TestDb, in_time, numbered, until};
 use failing_store::{FailingStore, Operation};
 use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use outbox::store::{RelayTask, Status, Store as _};
@@ -22,13 +22,6 @@ const MS: Duration = Duration::from_millis(1);
 /// Panics instead of returning an error.
 fn boom() -> Error {
     panic!("out of order")
-}
-
-/// Waits until the condition holds.
-async fn until(mut condition: impl AsyncFnMut() -> bool) {
-    while !condition().await {
-        tokio::time::sleep(5 * MS).await;
-    }
 }
 
 /// Asserts that the relay ended because of this task.
@@ -167,16 +160,16 @@ async fn delivery_continues_while_other_tasks_panic() {
                 .unwrap();
             // Running until its lease is renewed after two panics.
             db.write("slow", 0..1).await;
-            until(async || store.failed() == 2).await;
+            until("both calls fail", async || store.failed() == 2).await;
             db.write("e", 1..5).await;
             db.outbox.log().append([numbered("e", 7)]).await.unwrap();
             seen.reach(5).await;
             gate.open();
-            until(async || log.0.load(Ordering::SeqCst) == 1).await;
-            until(async || db.status_counts().await == (0, 0, 0, 0)).await;
-            until(async || store.nodes().await.unwrap().len() == 1).await;
+            until("the log is published", async || log.0.load(Ordering::SeqCst) == 1).await;
+            until("the event is purged", async || db.status_counts().await == (0, 0, 0, 0)).await;
+            until("the relay announces itself", async || store.nodes().await.unwrap().len() == 1).await;
             assert_eq!(seen.count(), 5, "{at:?}: no event twice");
-            until(async || relay.health().errors.is_empty()).await;
+            until("the relay recovers", async || relay.health().errors.is_empty()).await;
             relay.stop().await.unwrap();
         })
         .await;
@@ -336,7 +329,7 @@ async fn publishing_the_log_continues_after_panics() {
         for n in 0..10 {
             db.outbox.log().append([numbered("e", n)]).await.unwrap();
         }
-        until(async || order.last() == Some(9)).await;
+        until("the last event is handled", async || order.last() == Some(9)).await;
         relay.idle().await.unwrap();
         assert_eq!(recorder.left(), 0, "all panics happened");
         let seen = order.0.lock().unwrap().clone();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{Seen, TestDb};
+use common::{Seen, TestDb, until};
 use failing_store::{FailingStore, Operation};
 use outbox::store::{Holder, NodeId, NodeState, Origin, Take};
 use outbox::{Error, OnDead, Outgoing, PublishError, Publisher, RelayBuilder};
@@ -132,18 +132,14 @@ on_every_database! {
         let seen = Seen::default();
         let relay = RelayBuilder::multi_node(store.clone()).node("mute").presence(400 * MS)
             .poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
-        loop {
+        let is_gone = async || {
             let nodes = db.outbox.admin().nodes().await.unwrap();
-            if nodes.iter().any(|node| node.node == NodeId::from("mute") && !node.is_running()) {
-                break;
-            }
-            tokio::time::sleep(5 * MS).await;
-        }
+            nodes.iter().any(|node| node.node == NodeId::from("mute") && !node.is_running())
+        };
+        until("the relay no longer counts as running", is_gone).await;
         db.write("e", 0..3).await;
         let failed = store.failed();
-        while store.failed() < failed + 3 {
-            tokio::time::sleep(5 * MS).await;
-        }
+        until("three more announcements fail", async || store.failed() >= failed + 3).await;
         assert_eq!(seen.count(), 0, "it does not know whether it still holds events");
         store.heal();
         seen.reach(3).await;

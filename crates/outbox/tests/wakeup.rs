@@ -3,10 +3,14 @@
 #![cfg(feature = "postgres")]
 
 mod common;
+#[path = "common/failing_store.rs"]
+mod failing_store;
 
 use std::time::Duration;
 
-use common::{FOREVER, Seen, TestDb};
+use common::{Poll, Seen, TestDb, until};
+use failing_store::FailingStore;
+use outbox::RelayBuilder;
 use sqlx::Postgres;
 
 /// Longer than any test waits.
@@ -46,10 +50,16 @@ async fn a_transaction_that_commits_late_is_not_missed() {
     let mut tx = db.outbox.pool().begin().await.unwrap();
     let text = format!("INSERT INTO {} (event_type, payload) VALUES ('e', '0')", db.table);
     sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(&mut *tx).await.unwrap();
-    let relay =
-        db.outbox.multi_node().poll_interval(NEVER).on_type("e", seen.handler()).start().await.unwrap();
-    // Until the growing pauses between polls are seconds long: the next poll would be after twelve.
-    tokio::time::sleep(Duration::from_millis(6_600)).await;
+    let store = FailingStore::never(db.outbox.store());
+    let relay = RelayBuilder::multi_node(store.clone()).poll_interval(NEVER).on_type("e", seen.handler());
+    let relay = relay.start().await.unwrap();
+    // Each pause between polls is twice the one before: after eight polls it is 6.4 s long.
+    let mut polls = 0;
+    let has_polled = async || {
+        polls += store.calls();
+        polls >= 8
+    };
+    until("the relay has polled eight times", has_polled).await;
     let committed = tokio::time::Instant::now();
     tx.commit().await.unwrap();
     seen.reach(1).await;
@@ -63,15 +73,11 @@ async fn notifier(db: &TestDb<Postgres>, other_than: i64) -> i64 {
     let holder = "SELECT COALESCE(max(pid), 0)::bigint FROM pg_locks WHERE locktype = 'advisory' \
                   AND mode = 'ExclusiveLock' AND granted \
                   AND (classid::bigint << 32 | objid::bigint) = hashtextextended(current_schema() || '.{t}', 12)";
-    let until = tokio::time::Instant::now() + FOREVER;
-    loop {
+    let held_by_another = async || {
         let pid = db.number(holder).await;
-        if pid != 0 && pid != other_than {
-            return pid;
-        }
-        assert!(tokio::time::Instant::now() < until, "no relay takes the notifier lock");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        if pid != 0 && pid != other_than { Ok(pid) } else { Err(pid) }
+    };
+    Poll::DEFAULT.value("a relay takes the notifier lock", held_by_another).await
 }
 
 /// One relay holds the notifier lock; the others are notified as well, and one of them takes the
@@ -106,11 +112,9 @@ async fn a_lost_listener_connection_is_replaced() {
     seen.reach(1).await;
     let terminate = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' \
                AND (classid::bigint << 32 | objid::bigint) = hashtextextended(current_schema() || '.' || ";
-    let until = tokio::time::Instant::now() + FOREVER;
-    while db.number(&format!("{terminate}'{}', 12)", db.table)).await == 0 {
-        assert!(tokio::time::Instant::now() < until, "no relay holds the notifier lock");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let terminate = format!("{terminate}'{}', 12)", db.table);
+    until("a relay that holds the notifier lock is terminated", async || db.number(&terminate).await > 0)
+        .await;
     insert(&db, 1).await;
     seen.reach(2).await;
     insert(&db, 2).await;

@@ -5,7 +5,7 @@ mod common;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Backend, Seen, TestDb, numbered};
+use common::{Backend, Seen, TestDb, numbered, until};
 use outbox::store::Status;
 use outbox::{
     AggregateType, Context, DeadFilter, Error, Event, EventBuilder, EventError, EventId, EventType, Message,
@@ -339,9 +339,7 @@ on_every_database! {
         let open = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' \
                     AND application_name = '{t}'";
         // A pool takes connections back in a separate task.
-        while is_postgres && db.number(open).await > 0 {
-            tokio::time::sleep(MS).await;
-        }
+        until("no transaction is open", async || !is_postgres || db.number(open).await == 0).await;
     }
 }
 

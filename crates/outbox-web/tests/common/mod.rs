@@ -246,15 +246,25 @@ impl TestServer {
 
     /// Waits until a job has ended.
     pub async fn wait_for_job(&self, id: &str) -> Value {
-        let end = Instant::now() + TIMEOUT;
-        loop {
+        let ended = async || {
             let job = self.read(&format!("/api/outbox/jobs/{id}")).await;
-            if job["state"] != "running" {
-                return job;
-            }
-            assert!(Instant::now() < end, "{job}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+            if job["state"] == "running" { Err(job) } else { Ok(job) }
+        };
+        poll("the job has ended", ended).await
+    }
+}
+
+/// Polls until the function returns a value, where there is no signal to await. Fails with its last
+/// error after [`TIMEOUT`].
+pub async fn poll<T, E: std::fmt::Debug>(what: &str, mut attempt: impl AsyncFnMut() -> Result<T, E>) -> T {
+    let end = Instant::now() + TIMEOUT;
+    loop {
+        let error = match attempt().await {
+            Ok(value) => return value,
+            Err(error) => error,
+        };
+        assert!(Instant::now() < end, "not within {TIMEOUT:?}: {what}: {error:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 

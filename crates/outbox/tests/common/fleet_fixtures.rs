@@ -7,7 +7,6 @@ use std::collections::VecDeque;
 use std::error::Error as StdError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use outbox::Fleet;
 use outbox::fleet::{DatabaseState, Discovery, FleetDatabase};
@@ -74,15 +73,6 @@ impl Discovery for Script {
 
 pub fn state_of(fleet: &Fleet, name: &str) -> Option<DatabaseState> {
     fleet.databases().into_iter().find(|database| database.name == name).map(|database| database.state)
-}
-
-/// Waits for a condition that has no signal of its own.
-pub async fn eventually(what: &str, is_so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < super::common::FOREVER, "condition not reached: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }
 
 /// Port of a server that accepts connections and never answers.

@@ -21,6 +21,9 @@ use outbox::{
 use sqlx::{MySql, Postgres, Sqlite};
 use tokio::sync::{Semaphore, watch};
 
+pub mod polling;
+pub use polling::{Poll, until};
+
 /// Time limit of one test: a test that hangs fails instead.
 pub const FOREVER: Duration = Duration::from_secs(240);
 
@@ -204,24 +207,22 @@ impl<DB: Backend> TestDb<DB> {
                     subscription.id.publisher() == publisher && subscription.remaining == lease
                 })
             };
-            while !is_renewed().await {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
+            until("the leader renews its lease", is_renewed).await;
         }
     }
 
     /// Waits until this many events are due and not leased.
     pub async fn due(&self, count: u64) {
-        while self.outbox.admin().backlog().await.unwrap().free < count {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let free = async || self.outbox.admin().backlog().await.unwrap().free;
+        until("enough events are due", async || free().await >= count).await;
     }
 
     /// Waits until no event is pending, whichever relay delivers them.
     pub async fn drained(&self) {
-        while self.outbox.admin().backlog().await.unwrap().pending > 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let pending = async || self.outbox.admin().backlog().await.unwrap().pending;
+        // As long as the test may take: some tests have thousands of events.
+        let poll = Poll { limit: FOREVER, ..Poll::DEFAULT };
+        poll.until("no event is pending", async || pending().await == 0).await;
     }
 }
 
