@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use outbox::store::RelayTask;
 use outbox::{Context, Error, Event, Outbox, StorageFault};
 use sqlx::{AssertSqlSafe, Connection as _, MySqlConnection};
 use tokio::sync::Semaphore;
@@ -57,7 +58,7 @@ async fn a_relay_on_mariadb_resumes_when_the_server_is_writable_again() {
     };
     assert_eq!(error.storage_fault(), Some(StorageFault::ReadOnly), "{error}");
     gate.close();
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    until("settlements are refused", async || relay.health().problem(RelayTask::Settle).is_some()).await;
     assert_eq!(outbox.admin().stats().await.unwrap().done, 0);
     run("SET GLOBAL read_only = 0").await;
     until("all are settled", async || outbox.admin().stats().await.is_ok_and(|stats| stats.done == 3)).await;

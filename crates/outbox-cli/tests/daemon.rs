@@ -4,7 +4,7 @@ mod daemons;
 
 use std::collections::BTreeSet;
 
-use daemons::{TestDir, wait_until};
+use daemons::{TestDir, polling, wait_until};
 use outbox::{Event, OutboxBuilder};
 use serde_json::Value;
 
@@ -603,9 +603,7 @@ async fn events_are_logged_and_counted_by_the_publishers_of_the_library() {
             let stats = store.stats().await.unwrap();
             (stats.new, stats.done, stats.dead) == (0, 6, 0)
         };
-        while !all_done().await {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
+        polling::until("all events are done", all_done, || relay.log()).await;
         let counted = |line: &str| line.starts_with("outbox_log_published") && line.contains("counts") && line.ends_with(" 1");
         let is_counted = || relay.get("/metrics").1.lines().any(counted);
         wait_until("the topic is counted", is_counted, || relay.get("/metrics").1).await;

@@ -6,7 +6,7 @@ mod daemons;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use daemons::TestDir;
+use daemons::{TestDir, polling};
 use outbox::{Event, Outbox};
 use outbox_testbed::{Plan, Server};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
@@ -57,9 +57,12 @@ fn numbers(tansu: &Server, count: usize) -> BTreeMap<String, Vec<u64>> {
 
 /// Waits until this many events are delivered.
 async fn done(outbox: &Outbox<sqlx::Sqlite>, count: u64) {
-    while outbox.admin().stats().await.unwrap().done < count {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let done = async || match outbox.admin().stats().await.unwrap().done {
+        done if done >= count => Ok(()),
+        done => Err(done),
+    };
+    // The broker is restarted meanwhile.
+    polling::within(Duration::from_secs(240), "enough events are delivered", done, String::new).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,13 +3,14 @@
 //! Three times by default; `OUTBOX_KILLS=50` is the full test.
 #![cfg(feature = "nats")]
 
+mod polling;
 mod streams;
 
 use std::collections::{BTreeSet, HashMap};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_nats::jetstream;
 use async_nats::jetstream::stream::Config;
@@ -65,6 +66,7 @@ async fn kill_and_count(name: &str, direct: &str, url: &str) {
     let relay = || outbox(&["relay", "--config", config.to_str().unwrap()]);
     let mut running = relay();
     for n in 0..kills {
+        // Killed at different moments, some of them while it starts.
         tokio::time::sleep(Duration::from_millis(300 + (n as u64 * 137) % 900)).await;
         running.kill().unwrap();
         running.wait().unwrap();
@@ -72,13 +74,15 @@ async fn kill_and_count(name: &str, direct: &str, url: &str) {
     }
     enough.store(true, Ordering::SeqCst);
     let written = writer.await.unwrap();
-    let deadline = Instant::now() + Duration::from_secs(300);
     let left = format!("SELECT count(*) FROM {table}");
-    while sqlx::query_scalar::<_, i64>(AssertSqlSafe(left.clone())).fetch_one(&pool).await.unwrap() > 0 {
-        assert!(Instant::now() < deadline, "not all events were delivered in time");
+    let delivered = async || {
         assert!(running.try_wait().unwrap().is_none(), "the relay ended");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+        match sqlx::query_scalar::<_, i64>(AssertSqlSafe(left.clone())).fetch_one(&pool).await.unwrap() {
+            0 => Ok(()),
+            left => Err(left),
+        }
+    };
+    polling::within(Duration::from_secs(300), "all events are delivered", delivered, String::new).await;
     terminate(&running);
     assert!(running.wait().unwrap().success(), "exit code after SIGTERM");
 

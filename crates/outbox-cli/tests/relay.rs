@@ -1,9 +1,11 @@
 //! `outbox relay` without a settings file: output and exit of the real binary.
 
+mod polling;
+
 use std::io::{BufRead, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use outbox::{Event, Outbox};
 use sqlx::Sqlite;
@@ -107,16 +109,11 @@ async fn a_relay_appends_to_a_file_and_deletes_done_events() {
         "--lease",
         "30s",
     ]);
-    let end = Instant::now() + Duration::from_secs(60);
-    while outbox.store().check_schema().await.is_err() {
-        assert!(Instant::now() < end, "the relay creates the tables");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let is_created = async || outbox.store().check_schema().await.is_ok();
+    polling::until("the relay creates the tables", is_created, String::new).await;
     outbox.send_all((0..50).map(|n| Event::new("n").json(&n))).await.unwrap();
-    while std::fs::read_to_string(&file).unwrap_or_default().lines().count() < 51 {
-        assert!(Instant::now() < end, "the relay writes the events");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let is_written = async || std::fs::read_to_string(&file).unwrap_or_default().lines().count() >= 51;
+    polling::until("the relay writes the events", is_written, String::new).await;
     let stopped = tokio::task::block_in_place(|| relay.terminate());
     assert_eq!(stopped.status.code(), Some(0), "{}", err(&stopped));
     assert_eq!(outbox.admin().stats().await.unwrap(), outbox::store::Stats::default());
@@ -142,17 +139,18 @@ async fn a_reader_that_has_stopped_reading_does_not_keep_the_relay_running() {
         tokio::task::block_in_place(|| relay.0.stdout.as_mut().unwrap().read(&mut [0; 10])).unwrap(),
         10
     );
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    // The first signal waits for events in flight, the second one exits at once.
-    for _ in 0..2 {
-        assert!(Command::new("kill").args(["-TERM", &relay.0.id().to_string()]).status().unwrap().success());
-        tokio::time::sleep(Duration::from_millis(500)).await;
-    }
-    let end = Instant::now() + Duration::from_secs(30);
-    while relay.0.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < end, "the relay does not exit");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    // The first signal waits for events in flight, which do not fit into the pipe. The second one
+    // exits at once; one that is sent before the first is handled counts as the same.
+    let exited = async || {
+        let status = relay.0.try_wait().unwrap();
+        if status.is_none() {
+            let pid = relay.0.id().to_string();
+            assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        }
+        status.ok_or("")
+    };
+    let status = polling::within(Duration::from_secs(30), "the relay exits", exited, String::new).await;
+    assert_eq!(status.code(), Some(130), "it did not wait for its events");
     assert_eq!(outbox.admin().stats().await.unwrap().dead, 0);
 }
 

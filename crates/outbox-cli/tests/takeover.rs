@@ -2,6 +2,7 @@
 //! documented time, and a relay that restarts under the same name takes them back at once.
 #![cfg(feature = "nats")]
 
+mod polling;
 mod streams;
 
 use std::collections::HashMap;
@@ -89,15 +90,11 @@ to = "broker"
 
     /// Waits until the result of the query satisfies the condition, for at most this long.
     async fn until(&self, query: &str, is_so: impl Fn(i64) -> bool, limit: Duration, relays: &[&Relay]) {
-        let began = Instant::now();
-        loop {
+        let reached = async || {
             let count = self.count(query).await;
-            if is_so(count) {
-                return;
-            }
-            assert!(began.elapsed() < limit, "{query} is {count} after {limit:?}\n{}", logs(relays));
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+            if is_so(count) { Ok(()) } else { Err(format!("is {count}")) }
+        };
+        polling::within(limit, query, reached, || logs(relays)).await;
     }
 
     /// Waits until no event is pending. Fails if their number does not decrease in time.

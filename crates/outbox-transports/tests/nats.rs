@@ -14,7 +14,7 @@ use base64::Engine as _;
 use common::outages::{publish_until_accepted, wait_until_healthy, wait_until_unhealthy};
 use common::{
     Destination, Harness, MAX_STALL, PASSWORD, PublisherOptions, Received, SOURCE, Sharing, USER, Wait,
-    is_dead, numbered, of_size,
+    is_dead, numbered, of_size, poll,
 };
 use futures_util::future::join_all;
 use outbox::{Event, EventResult, Outgoing, Publisher};
@@ -83,10 +83,9 @@ impl Harness for NatsHarness {
         let mut wait = Wait::until(count);
         let state = loop {
             let Info { state, .. } = stream.get_info().await.unwrap();
-            if wait.remaining(usize::try_from(state.messages).unwrap()).is_zero() {
+            if wait.is_over(usize::try_from(state.messages).unwrap()).await {
                 break state;
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
         };
         let mut received = Vec::new();
         if state.messages == 0 {
@@ -198,14 +197,18 @@ async fn abandoned_messages_are_never_sent_later() {
     let events: Vec<Outgoing> = (0..900).map(|_| of_size(10_000, None)).collect();
     proxy.allow_bytes(900_000);
     let (outcome, ()) = tokio::join!(publisher.publish_batch(&events), async {
-        while messages(&server).await < 20 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let have_arrived = async || match messages(&server).await {
+            arrived @ 0..20 => Err(arrived),
+            _ => Ok(()),
+        };
+        poll("twenty messages have arrived", MAX_STALL, have_arrived).await;
         proxy.cut();
     });
     let error = outcome.unwrap_err();
     assert!(error.is_unavailable(), "{error}");
     let published = (0..900).filter(|&index| error.fate(index) == Some(EventResult::Published)).count();
+    // Time for a client that still sends its queue. No later message could show that it does not:
+    // the publisher has another client by then.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let arrived = messages(&server).await;
     assert!(published as u64 <= arrived && arrived < 300, "{published} were confirmed, {arrived} arrived");

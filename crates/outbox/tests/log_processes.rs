@@ -76,6 +76,7 @@ async fn every_pair_is_published_although_nodes_are_killed<DB: Database>(
     let writer = tokio::spawn(write(outbox.clone(), stop.clone()));
     let watcher = tokio::spawn(watch(outbox.clone(), subscriptions, over.clone()));
     for _ in 0..kills {
+        // Killed at a random moment, and replaced after a random time.
         tokio::time::sleep(Duration::from_millis(rand::random_range(500..6_000))).await;
         nodes.remove(rand::random_range(0..NODES)).kill();
         tokio::time::sleep(Duration::from_millis(rand::random_range(0..2_000))).await;

@@ -111,6 +111,7 @@ async fn write<DB: Database>(outbox: &Outbox<DB>, writer: usize) -> Vec<String> 
         match dice {
             3 => tx.rollback().await.unwrap(),
             _ => {
+                // Some transactions commit after later ones.
                 if dice == 4 {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }

@@ -409,7 +409,8 @@ async fn a_full_disk_breaks_no_order() {
         seen.reach(1).await;
         fill(&db).await;
         gate.open();
-        // Longer than the lease, and than a refused settlement used to be retried.
+        // Longer than the lease, which ends by the database's clock, and than a refused settlement
+        // used to be retried.
         tokio::time::sleep(2_500 * MS).await;
         assert_eq!(
             seen.of_key("k"),

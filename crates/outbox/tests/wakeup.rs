@@ -36,6 +36,7 @@ async fn an_insert_by_another_client_is_delivered_at_once() {
     for n in 0..30 {
         insert(&db, n).await;
         seen.reach(n as usize + 1).await;
+        // The next insert meets the relay awake, on its way to wait, or waiting.
         tokio::time::sleep(Duration::from_millis(n * 3)).await;
     }
     relay.stop().await.unwrap();

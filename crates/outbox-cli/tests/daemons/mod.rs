@@ -9,10 +9,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use outbox::Outbox;
+use polling::TIMEOUT;
 use sqlx::Sqlite;
 
-/// Time limit for every wait.
-const TIMEOUT: Duration = Duration::from_secs(60);
+#[path = "../polling/mod.rs"]
+pub mod polling;
 
 /// Temporary folder of one test.
 pub struct TestDir {
@@ -124,14 +125,10 @@ impl Daemon {
 
     /// Waits until the process exits.
     pub async fn wait_for_exit(&mut self) -> ExitStatus {
-        let end = Instant::now() + TIMEOUT;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < end, "the process does not exit:\n{}", self.log());
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        let Self { child, log } = self;
+        let exited = async || child.try_wait().unwrap().ok_or("");
+        let details = || std::fs::read_to_string(&*log).unwrap_or_default();
+        polling::within(TIMEOUT, "the process exits", exited, details).await
     }
 
     /// Sends a GET request, and returns the status and the body.
@@ -150,15 +147,11 @@ impl Daemon {
 
     /// Waits until `/readyz` answers 200. Returns its body.
     pub async fn wait_until_ready(&self) -> String {
-        let end = Instant::now() + TIMEOUT;
-        loop {
-            let (status, body) = self.get("/readyz");
-            if status == 200 {
-                return body;
-            }
-            assert!(Instant::now() < end, "not ready within {TIMEOUT:?}: {body}\n{}", self.log());
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        let ready = async || match self.get("/readyz") {
+            (200, body) => Ok(body),
+            (_, body) => Err(body),
+        };
+        polling::within(TIMEOUT, "the relay is ready", ready, || self.log()).await
     }
 }
 
@@ -179,11 +172,7 @@ impl Drop for Daemon {
 
 /// Waits until the condition holds.
 pub async fn wait_until(what: &str, condition: impl Fn() -> bool, details: impl Fn() -> String) {
-    let end = Instant::now() + TIMEOUT;
-    while !condition() {
-        assert!(Instant::now() < end, "not within {TIMEOUT:?}: {what}\n{}", details());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    polling::until(what, async || condition(), details).await;
 }
 
 /// Repeats a request while the status is 503, which `/readyz` returns while a relay starts, and

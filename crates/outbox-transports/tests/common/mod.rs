@@ -173,6 +173,24 @@ impl Received {
     }
 }
 
+/// Polls until the function returns a value, where there is no signal to await. Fails with its last
+/// error after this time.
+pub async fn poll<T, E: std::fmt::Debug>(
+    what: &str,
+    limit: Duration,
+    mut attempt: impl AsyncFnMut() -> Result<T, E>,
+) -> T {
+    let end = Instant::now() + limit;
+    loop {
+        let error = match attempt().await {
+            Ok(value) => return value,
+            Err(error) => error,
+        };
+        assert!(Instant::now() < end, "not within {limit:?}: {what}: {error:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 /// A wait for messages, which ends early after [`MAX_STALL`] without one.
 pub struct Wait {
     count: usize,
@@ -195,6 +213,15 @@ impl Wait {
             (self.seen, self.since) = (seen, Instant::now());
         }
         MAX_STALL.saturating_sub(self.since.elapsed())
+    }
+
+    /// Returns whether the wait is over after `seen` messages. Pauses before the next poll if not.
+    pub async fn is_over(&mut self, seen: usize) -> bool {
+        let is_over = self.remaining(seen).is_zero();
+        if !is_over {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        is_over
     }
 }
 

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
-use outbox::{EventResult, Outgoing, Publisher};
+use outbox::{EventResult, Outgoing, PublishError, Publisher};
 use outbox_transports::Order;
 use tokio::sync::watch;
 
 use super::relay::{Progress, deliver};
 use super::{
-    Harness, MAX_STALL, PublisherOptions, Received, Sharing, assert_no_secret, fates, ids, numbered,
+    Harness, MAX_STALL, PublisherOptions, Received, Sharing, assert_no_secret, fates, ids, numbered, poll,
 };
 
 /// Tolerance over a publisher's timeout; the machine may be busy.
@@ -152,11 +152,12 @@ pub async fn a_hanging_server_is_unavailable_in_time_and_used_again_later<B: Har
 /// Publishes the events again while the destination is unavailable, as a relay does. Some events
 /// may arrive more than once.
 pub async fn publish_until_accepted(publisher: &dyn Publisher, events: &[Outgoing]) {
-    let deadline = Instant::now() + MAX_STALL;
-    while let Err(error) = publisher.publish_batch(events).await {
-        assert!(error.is_unavailable() && Instant::now() < deadline, "{error}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let published = async || {
+        let result = publisher.publish_batch(events).await;
+        assert!(result.as_ref().err().is_none_or(PublishError::is_unavailable), "{result:?}");
+        result
+    };
+    poll("the events are accepted", MAX_STALL, published).await;
 }
 
 /// Waits until each of these events has arrived, or no more messages arrive, and returns all
@@ -175,23 +176,15 @@ pub async fn received_all<B: Harness>(harness: &B, events: &[Outgoing]) -> Vec<R
 }
 
 pub async fn wait_until_healthy(publisher: &dyn Publisher) {
-    let deadline = Instant::now() + MAX_STALL;
-    while publisher.health().await.is_err() {
-        assert!(Instant::now() < deadline, "the publisher stays unhealthy");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    poll("the publisher is healthy", MAX_STALL, async || publisher.health().await).await;
 }
 
 /// Polls until the publisher is unhealthy for an expected reason, and returns the reason: a slow
 /// server is another reason. Panics if the publisher is healthy.
 pub async fn wait_until_unhealthy(publisher: &dyn Publisher, is_expected: impl Fn(&str) -> bool) -> String {
-    let deadline = Instant::now() + MAX_STALL;
-    loop {
+    let expected = async || {
         let reason = publisher.health().await.unwrap_err().to_string();
-        if is_expected(&reason) {
-            return reason;
-        }
-        assert!(Instant::now() < deadline, "another reason is expected: {reason}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+        if is_expected(&reason) { Ok(reason) } else { Err(reason) }
+    };
+    poll("the publisher is unhealthy for the expected reason", MAX_STALL, expected).await
 }

@@ -15,7 +15,7 @@ use outbox::{Admin, Event, Outgoing, PublishError, Publisher, RelayBuilder, Unav
 use outbox_transports::Order;
 use tokio::sync::{RwLock, watch};
 
-use super::{Harness, PublisherOptions, Sharing};
+use super::{Harness, PublisherOptions, Sharing, poll};
 
 /// Number of distinct ordering keys.
 const KEYS: usize = 100;
@@ -125,11 +125,11 @@ pub async fn a_backlog_survives_an_outage<B: Harness>() {
         published.times.lock().unwrap().iter().filter(|at| **at > stopped && **at < restarted).count();
 
     let admin = Admin::new(store);
-    let deadline = Instant::now() + Duration::from_secs(600);
-    while admin.backlog().await.unwrap().pending > 0 {
-        assert!(Instant::now() < deadline, "the backlog is not drained");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let is_drained = async || match admin.backlog().await.unwrap().pending {
+        0 => Ok(()),
+        pending => Err(pending),
+    };
+    poll("the backlog is drained", Duration::from_secs(600), is_drained).await;
     relay.stop().await.unwrap();
     println!(
         "{}: {count} events in {:.1?}, away for {outage:?} ({during_outage} batches confirmed meanwhile), resumed after {:.1?}",

@@ -6,6 +6,7 @@ use outbox::{EventResult, Failure, Outgoing, PublishError, Publisher as _};
 use outbox_transports::{Webhook, WebhookSettings};
 use tokio::net::TcpListener;
 
+use crate::common::poll;
 use crate::receiver::{ReceivedRequest, Receiver, Reply};
 use crate::{event, fates, keyed};
 
@@ -261,13 +262,8 @@ async fn a_missing_receiver_is_unavailable_until_it_starts() {
 
     let listener = TcpListener::bind(address).await.unwrap();
     let receiver = Receiver::listen(listener, |_, _| Reply::status(200));
-    tokio::time::timeout(Duration::from_secs(10), async {
-        while webhook.health().await.is_err() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await
-    .expect("the receiver is available again");
+    let limit = Duration::from_secs(10);
+    poll("the receiver is available again", limit, async || webhook.health().await).await;
     webhook.publish_batch(&[event(1)]).await.unwrap();
     assert_eq!(receiver.requests().len(), 1);
 }

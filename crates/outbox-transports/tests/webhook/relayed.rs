@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use outbox::{Backoff, Event, Outbox};
 
+use crate::common::poll;
 use crate::receiver::{ReceivedRequest, Receiver, Reply};
 
 /// Sends one event through a relay that allows a single attempt, until the receiver has got this
@@ -45,21 +46,17 @@ async fn refused_events_starve_no_others_and_use_up_their_attempts() {
     let types = ["hook.slow", "hook.poison", "hook.good"];
     let relay = outbox.single_node().retry(Backoff::default().max_attempts(3));
     let relay = relay.forward(types, receiver.webhook()).start().await.unwrap();
-    let settled = async {
-        loop {
-            let stats = outbox.admin().stats().await.unwrap();
-            if stats.done >= 400 && stats.dead == 40 {
-                break;
-            }
-            // The receiver keeps accepting other events: alone, the refused events would be an
-            // outage.
-            outbox.send(event("hook.good")).await.unwrap();
-            tokio::time::sleep(Duration::from_millis(20)).await;
+    let are_settled = async || {
+        let stats = outbox.admin().stats().await.unwrap();
+        if stats.done >= 400 && stats.dead == 40 {
+            return Ok(());
         }
+        // The receiver keeps accepting other events: alone, the refused events would be an outage.
+        outbox.send(event("hook.good")).await.unwrap();
+        Err(stats)
     };
-    tokio::time::timeout(Duration::from_secs(60), settled)
-        .await
-        .expect("all others arrive, and the refused events are dead");
+    let limit = Duration::from_secs(60);
+    poll("all others arrive, and the refused events are dead", limit, are_settled).await;
     relay.stop().await.unwrap();
     let slow = receiver
         .requests()
