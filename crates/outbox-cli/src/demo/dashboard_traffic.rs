@@ -144,16 +144,12 @@ impl DashboardTraffic {
         if self.state().started.insert(cx.id().clone()) {
             return Ok(Outcome::Snooze(Duration::from_millis(rng.random_range(500..12_000))));
         }
-        let (number, status_group) = (parcel.parcel, rng.random_range(1..40));
+        let (number, bay) = (parcel.parcel, rng.random_range(1..40));
         if parcel.is_lost && cx.attempt() < 3 {
-            return Err(Failure::retry(format!(
-                "parcel {number} is not on status_group {status_group}: searching"
-            )));
+            return Err(Failure::retry(format!("parcel {number} is not in bay {bay}: searching")));
         }
         if parcel.is_lost {
-            return Err(Failure::dead(format!(
-                "parcel {number} is not on status_group {status_group}, nor on any other"
-            )));
+            return Err(Failure::dead(format!("parcel {number} is not in bay {bay}, nor in any other")));
         }
         self.state().started.remove(cx.id());
         Ok(Outcome::Done)
