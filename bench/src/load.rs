@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use outbox::{Completion, Context, RelayBuilder};
+use outbox::{Completion, Context, Database, RelayBuilder};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
@@ -52,7 +52,10 @@ where
 
 /// Starts relays with an empty handler; returns the time until all of these events were handled and
 /// settled.
-pub(crate) async fn drain(relays: Vec<RelayBuilder>, events: usize) -> anyhow::Result<Duration> {
+pub(crate) async fn drain<DB: Database>(
+    relays: Vec<RelayBuilder<DB>>,
+    events: usize,
+) -> anyhow::Result<Duration> {
     let left = Arc::new((AtomicUsize::new(events), Notify::new()));
     let began = Instant::now();
     let mut running = Vec::new();

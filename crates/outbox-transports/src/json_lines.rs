@@ -7,17 +7,15 @@ use async_trait::async_trait;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chrono::{DateTime, Utc};
-use outbox::{
-    Context, Event, Failure, Handler, Outcome, Outgoing, Payload, Position, PublishError, Publisher, Tag,
-};
+use outbox::{Event, Failure, Outgoing, Payload, Position, PublishError, Publisher, Tag};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _};
 use tokio::sync::Mutex;
 
 /// Writes each event as one JSON object on its own line. An event is done once its line is flushed,
-/// and for a file synced to disk. `Lines` is a [`Handler`] for the queue and a [`Publisher`] named
-/// `lines` for the log. A publisher writes all lines of a batch together.
+/// and for a file synced to disk. A [`Publisher`] named `lines`, for the queue and the log, which
+/// writes all lines of a batch together.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -130,16 +128,6 @@ impl Sink for tokio::fs::File {
         self.write_all(lines).await?;
         self.flush().await?;
         self.sync_data().await
-    }
-}
-
-#[async_trait]
-impl<S: Sink> Handler for Lines<S> {
-    async fn handle(&self, cx: Context) -> Result<Outcome, Failure> {
-        let mut line = Vec::new();
-        JsonLine::of(&cx, cx.attempt(), cx.seq(), cx.created_at())?.write_to(&mut line)?;
-        self.writer.lock().await.put(&line).await?;
-        Ok(Outcome::Done)
     }
 }
 

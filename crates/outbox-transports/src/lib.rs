@@ -1,8 +1,7 @@
 //! Transports: publishers to message brokers and webhooks, one module each.
 //!
 //! A transport is an [`outbox::Publisher`]. It publishes a topic of the log, or queue events with
-//! `relay.forward(types, publisher)`. A transport that also implements [`outbox::Handler`] is
-//! registered like any handler:
+//! `relay.forward(types, publisher)`:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -10,7 +9,7 @@
 //!
 //! let outbox = outbox::Outbox::sqlite(":memory:").await?;
 //! outbox.migrate().await?;
-//! let relay = outbox.single_node().handler(outbox::GLOBAL, "order.placed", Lines::stdout()).start().await?;
+//! let relay = outbox.single_node().forward(["order.placed"], Lines::stdout()).start().await?;
 //! outbox.send(outbox::Event::new("order.placed").json(&42)).await?;
 //! relay.stop().await?;
 //! # Ok(()) }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use outbox::{Backoff, Event, GLOBAL, Outgoing, Position, Publisher, testing};
+use outbox::{Backoff, Event, Outgoing, Position, Publisher, testing};
 use outbox_transports::{Lines, Sink};
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ async fn written_as_lines(events: Vec<Event>, failures: u32) -> Vec<Value> {
         .single_node()
         .workers(1)
         .retry(Backoff::default().base(std::time::Duration::from_millis(1)).no_jitter())
-        .handler(GLOBAL, "e", Lines::to(sink.clone()))
+        .forward(["e"], Lines::to(sink.clone()))
         .start()
         .await
         .unwrap();
@@ -126,7 +126,7 @@ async fn a_file_is_appended_to() {
     std::fs::write(&file, "before\n").unwrap();
     let outbox = testing::outbox().await;
     let lines = Lines::append(&file).await.unwrap();
-    let relay = outbox.single_node().handler(GLOBAL, "e", lines).start().await.unwrap();
+    let relay = outbox.single_node().forward(["e"], lines).start().await.unwrap();
     outbox.send(Event::new("e").json(&7)).await.unwrap();
     relay.idle().await.unwrap();
     relay.stop().await.unwrap();

@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use outbox::store::JoinFilter;
-use outbox::{Backoff, Context, DeadFilter, Failure, Handled, Join, Message, Outbox, Tx};
+use outbox::{Backoff, Context, DeadFilter, Failure, Handled, HandlerTx, Join, Message, Outbox};
 use serde::{Deserialize, Serialize};
 use sqlx::Sqlite;
 
@@ -73,7 +73,7 @@ impl Message for Alert {
 
 /// Copies a source. Its rows are committed together with the settlement of the event: a failed
 /// attempt leaves no rows, and a repeated attempt does not write them twice.
-async fn extract(Extract { run, source }: Extract, cx: Context, tx: &mut Tx<'_, Sqlite>) -> Handled {
+async fn extract(Extract { run, source }: Extract, cx: Context, mut tx: HandlerTx<Sqlite>) -> Handled {
     for item in 1..=10 {
         let insert = sqlx::query("INSERT INTO raw (run, source, item) VALUES ($1, $2, $3)");
         insert.bind(run).bind(&source).bind(item).execute(&mut **tx).await?;
@@ -90,7 +90,7 @@ async fn extract(Extract { run, source }: Extract, cx: Context, tx: &mut Tx<'_, 
 }
 
 /// Transforms the extracted rows, and fans out again.
-async fn transform(Transform { run }: Transform, _: Context, tx: &mut Tx<'_, Sqlite>) -> Handled {
+async fn transform(Transform { run }: Transform, mut tx: HandlerTx<Sqlite>) -> Handled {
     let clean = "INSERT INTO clean SELECT run, source || '-' || item FROM raw WHERE run = $1";
     sqlx::query(clean).bind(run).execute(&mut **tx).await?;
     tx.fan_out(TARGETS.map(|target| Load { run, target: target.to_owned() }))
@@ -98,18 +98,18 @@ async fn transform(Transform { run }: Transform, _: Context, tx: &mut Tx<'_, Sql
         .if_failed(Alert { run })
         .group(group(run))
         .metadata("load")
-        .write(tx) // the loads exist if, and only if, the transformation is committed
+        .write(&mut tx) // the loads exist if, and only if, the transformation is committed
         .await?;
     Ok(())
 }
 
-async fn load(Load { run, target }: Load, _: Context, tx: &mut Tx<'_, Sqlite>) -> Handled {
+async fn load(Load { run, target }: Load, mut tx: HandlerTx<Sqlite>) -> Handled {
     let copy = "INSERT INTO loaded SELECT run, $2, count(*) FROM clean WHERE run = $1 GROUP BY run";
     sqlx::query(copy).bind(run).bind(target).execute(&mut **tx).await?;
     Ok(())
 }
 
-async fn report(Report { run }: Report, _: Context, tx: &mut Tx<'_, Sqlite>) -> Handled {
+async fn report(Report { run }: Report, mut tx: HandlerTx<Sqlite>) -> Handled {
     let loaded = sqlx::query_as("SELECT target, items FROM loaded WHERE run = $1 ORDER BY target");
     let loaded: Vec<(String, i64)> = loaded.bind(run).fetch_all(&mut **tx).await?;
     for (target, items) in loaded {
@@ -118,7 +118,7 @@ async fn report(Report { run }: Report, _: Context, tx: &mut Tx<'_, Sqlite>) -> 
     Ok(())
 }
 
-async fn alert(Alert { run }: Alert, _: Context) {
+async fn alert(Alert { run }: Alert) {
     show_line(&format!("alert: run {run} has failed"));
 }
 
@@ -175,10 +175,10 @@ async fn main() -> outbox::Result<()> {
     let relay = outbox
         .single_node()
         .retry(Backoff::default().base(Duration::from_millis(200)))
-        .on_tx(extract)
-        .on_tx(transform)
-        .on_tx(load)
-        .on_tx(report)
+        .on(extract)
+        .on(transform)
+        .on(load)
+        .on(report)
         .on(alert)
         .start()
         .await?;

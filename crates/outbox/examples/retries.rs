@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chrono::Utc;
-use outbox::{Backoff, Clock, Context, DeadFilter, Event, Failure, FrozenClock, OutboxBuilder, Outcome};
+use outbox::{
+    Backoff, Clock, Context, DeadFilter, Event, Failure, FrozenClock, OutboxBuilder, Outcome, on_type,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -37,8 +39,10 @@ async fn main() -> outbox::Result<()> {
     let state = repaired.clone();
     let relay = outbox
         .single_node()
-        .on_type("order.charge", move |cx: Context| charge(cx, state.load(Ordering::SeqCst)))
-        .with_retry(Backoff::default().base(SECOND).max_attempts(5).no_jitter())
+        .route(
+            on_type("order.charge", move |cx: Context| charge(cx, state.load(Ordering::SeqCst)))
+                .retry(Backoff::default().base(SECOND).max_attempts(5).no_jitter()),
+        )
         .start()
         .await?;
 

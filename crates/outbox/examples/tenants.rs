@@ -23,7 +23,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use outbox::fleet::{DatabaseState, Discovery, FleetDatabase};
-use outbox::{Context, Error, EventBuilder, Fleet, Handled, Message, Outbox, Tx};
+use outbox::{Context, Error, EventBuilder, Fleet, Handled, HandlerTx, Message, Outbox};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::Sqlite;
@@ -83,7 +83,7 @@ impl Message for OrderPlaced {
 }
 
 /// Runs in a transaction of the database that the event came from: the tenant's own.
-async fn confirm(OrderPlaced { order }: OrderPlaced, _: Context, tx: &mut Tx<'_, Sqlite>) -> Handled {
+async fn confirm(OrderPlaced { order }: OrderPlaced, mut tx: HandlerTx<Sqlite>) -> Handled {
     sqlx::query("UPDATE orders SET state = 'confirmed' WHERE id = $1").bind(order).execute(&mut **tx).await?;
     Ok(())
 }
@@ -279,7 +279,7 @@ async fn main() -> Result<(), Failed> {
         .migrate(true)
         .open()
         .await?;
-    let relay = fleet.multi_node().on_tx(confirm).start().await?;
+    let relay = fleet.multi_node().on(confirm).start().await?;
 
     let listener = TcpListener::bind(listen.unwrap_or(([127, 0, 0, 1], 0).into())).await?;
     let address = listener.local_addr()?;

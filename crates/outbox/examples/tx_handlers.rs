@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use outbox::{Context, Event, Failure, Handled, Message, Outbox, Tx};
+use outbox::{Context, Event, Failure, Handled, HandlerTx, Message, Outbox};
 use serde::{Deserialize, Serialize};
 use sqlx::Sqlite;
 
@@ -21,7 +21,7 @@ impl Message for Paid {
     const TYPE: &'static str = "account.paid";
 }
 
-async fn book(paid: Paid, cx: Context, tx: &mut Tx<'_, Sqlite>) -> Handled {
+async fn book(paid: Paid, cx: Context, mut tx: HandlerTx<Sqlite>) -> Handled {
     sqlx::query("UPDATE account SET balance = balance + $1 WHERE id = $2")
         .bind(paid.amount)
         .bind(paid.account)
@@ -48,7 +48,7 @@ async fn main() -> outbox::Result<()> {
     sqlx::raw_sql("CREATE TABLE account (id INTEGER, balance INTEGER); INSERT INTO account VALUES (7, 0)")
         .execute(outbox.pool())
         .await?;
-    let relay = outbox.multi_node().on_tx(book).on_type("receipt.send", send_receipt).start().await?;
+    let relay = outbox.multi_node().on(book).on_type("receipt.send", send_receipt).start().await?;
 
     outbox.send(Paid { account: 7, amount: 995 }).await?;
     relay.idle().await?;

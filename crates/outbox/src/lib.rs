@@ -82,8 +82,9 @@ pub use event::{
 pub use explain::{EventFacts, Explanation, Reason};
 pub use fleet::Fleet;
 pub use handler::{
-    Context, Failure, Handled, Handler, Interceptor, IntoOutcome, OrDead, Outcome, TxFn, TxHandler, Unrouted,
-    split_detail,
+    Context, EventHeader, Failure, FromContext, Handled, Handler, HandlerTx, Header, Interceptor,
+    IntoFailure, IntoOutcome, IntoSuccess, Middleware, Next, OrDead, Outcome, Route, State, Unrouted, on,
+    on_aggregate, on_any, on_type, split_detail,
 };
 pub use hook::WriterHook;
 pub use join::{
@@ -97,7 +98,7 @@ pub use log::{
 };
 pub use outbox::{Outbox, OutboxBuilder};
 pub use queue::{WorkItem, WorkItemId, WorkItemIdError, WorkQueue};
-pub use relay::{OneOutbox, PurgeSettings, Relay, RelayBuilder};
+pub use relay::{PurgeSettings, Relay, RelayBuilder, RelaySource, StoreOnly};
 pub use retry::{Backoff, RetryPolicy};
 pub use sql::dialect::FrozenClock;
 pub use sql::{

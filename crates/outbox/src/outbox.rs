@@ -21,7 +21,7 @@ use crate::log::LogAdmin;
 use crate::queue::WorkQueue;
 use crate::relay::hot::{HotPath, Reserved};
 use crate::relay::tx_dispatch::ErasedOutbox;
-use crate::relay::{Mode, OneOutbox, RelayBuilder};
+use crate::relay::{Mode, OutboxSource, RelayBuilder};
 use crate::sql::dialect::NewRow;
 use crate::sql::line::Line;
 use crate::sql::{Clock, Database, SqlStore, StoreOptions};
@@ -680,18 +680,18 @@ impl<DB: Database> Outbox<DB> {
         LogAdmin::new(self.store())
     }
 
-    fn in_mode(&self, mode: Mode) -> RelayBuilder {
+    fn in_mode(&self, mode: Mode) -> RelayBuilder<DB> {
         if mode.orders_by_aggregate() {
             self.shared.by_aggregate.store(true, Ordering::Relaxed);
         }
         let outbox = Some(Arc::new(self.clone()) as ErasedOutbox);
-        RelayBuilder::of(OneOutbox { store: self.store(), door: self.door(), outbox }, mode)
+        RelayBuilder::of(OutboxSource { store: self.store(), door: self.door(), outbox }, mode)
     }
 
     /// A relay in the mode of the settings, with all their relay settings. See
     /// [`settings`](crate::settings).
     #[cfg(feature = "settings")]
-    pub fn relay(&self, settings: &crate::settings::Settings) -> RelayBuilder {
+    pub fn relay(&self, settings: &crate::settings::Settings) -> RelayBuilder<DB> {
         settings.groups().apply(self.in_mode(settings.mode()))
     }
 
@@ -703,13 +703,13 @@ impl<DB: Database> Outbox<DB> {
 
     /// A relay for one node. Holds the whole outbox by one lease, so that events need not be leased
     /// one by one: the fastest mode. A second one stands by until the first is gone.
-    pub fn single_node(&self) -> RelayBuilder {
+    pub fn single_node(&self) -> RelayBuilder<DB> {
         self.in_mode(Mode::SingleNode)
     }
 
     /// A relay for several nodes that share the work. Every event is leased to the node that
     /// handles it.
-    pub fn multi_node(&self) -> RelayBuilder {
+    pub fn multi_node(&self) -> RelayBuilder<DB> {
         self.in_mode(Mode::MultiNode)
     }
 
@@ -719,21 +719,21 @@ impl<DB: Database> Outbox<DB> {
     /// Events with an [`ordering_key`](EventBuilder::ordering_key) are kept in order in every mode.
     /// This one orders events without a key by their aggregate, whatever program writes them: the
     /// relay configures the table to give such events their aggregate as key.
-    pub fn ordered(&self) -> RelayBuilder {
+    pub fn ordered(&self) -> RelayBuilder<DB> {
         self.in_mode(Mode::Ordered)
     }
 
     /// No delivery from here: CDC or another process does it. Purges DONE events, if
     /// [`purge`](RelayBuilder::purge) is set, and by age alone only with
     /// [`delete_undelivered`](crate::PurgeSettings::delete_undelivered), which is for CDC.
-    pub fn writer_only(&self) -> RelayBuilder {
+    pub fn writer_only(&self) -> RelayBuilder<DB> {
         self.in_mode(Mode::WriterOnly)
     }
 
     /// A relay that publishes the log and leaves the queue to others: see
     /// [`publish`](RelayBuilder::publish). Every other relay publishes as well, if it has
     /// publishers.
-    pub fn log_only(&self) -> RelayBuilder {
+    pub fn log_only(&self) -> RelayBuilder<DB> {
         self.in_mode(Mode::LogOnly)
     }
 

@@ -9,6 +9,21 @@ use std::collections::BTreeMap;
 
 use tracing::Span;
 
+tokio::task_local! {
+    /// Correlation id of the event that is being handled.
+    static CORRELATION: String;
+}
+
+/// Runs a handler of an event with a correlation id, which the events that it writes get as well.
+pub(crate) async fn correlated<F: Future>(id: String, handling: F) -> F::Output {
+    CORRELATION.scope(id, handling).await
+}
+
+/// Correlation id of the event that is being handled in this task.
+pub(crate) fn correlation_id() -> Option<String> {
+    CORRELATION.try_with(Clone::clone).ok()
+}
+
 /// Header names of the trace context.
 pub(crate) const HEADERS: [&str; 2] = ["traceparent", "tracestate"];
 

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use common::{Backend, FOREVER, Poll, numbered, until};
 use outbox::store::{Attempt, Filter, Node};
 use outbox::{
-    Backoff, Context, EventId, Failure, NodeId, OnDead, Outcome, Outgoing, PublishError, Publisher,
-    PurgeSettings, Tx, TxHandler, Unrouted,
+    Backoff, Context, EventId, Failure, HandlerTx, NodeId, OnDead, Outcome, Outgoing, PublishError,
+    Publisher, PurgeSettings, Unrouted,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -21,14 +21,9 @@ fn summary(attempts: &[Attempt]) -> Vec<(u32, bool, &str)> {
     attempts.iter().map(|attempt| (attempt.number, attempt.fatal, attempt.error.as_str())).collect()
 }
 
-/// A handler that fails in its transaction.
-struct FailsInTx;
-
-#[async_trait]
-impl<DB: Backend> TxHandler<DB> for FailsInTx {
-    async fn handle(&self, _: Context, _: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
-        Err(Failure::retry("rolled back"))
-    }
+/// Fails in its transaction.
+async fn fails_in_tx<DB: Backend>(_: HandlerTx<DB>) -> Result<Outcome, Failure> {
+    Err(Failure::retry("rolled back"))
 }
 
 /// A publisher that fails every batch.
@@ -66,7 +61,7 @@ on_every_database! {
                 .on_type("dies", async |_: Context| Err::<(), _>(Failure::dead("never")))
                 .on_type("late", async |_: Context| {})
                 .on_type("fine", async |_: Context| {})
-                .tx_handler::<DB>(outbox::GLOBAL, "fails in tx", FailsInTx)
+                .on_type("fails in tx", fails_in_tx::<DB>)
                 .forward(["published"], FullDisk)
                 .start().await.unwrap();
             while db.status_counts().await.3 < 7 {

@@ -11,11 +11,12 @@ mod crashing;
 #[path = "exactly_once/steps.rs"]
 mod steps;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Backend, Poll, TestDb};
 use crashing::{Role, survive};
-use outbox::{Context, Event, Failure, Outbox, OutboxBuilder, Outcome, Tx, TxHandler};
+use outbox::{Context, Event, Failure, HandlerTx, Outbox, OutboxBuilder, Outcome};
 use rand::seq::SliceRandom as _;
 use sqlx::{MySql, Postgres, Sqlite};
 
@@ -165,14 +166,13 @@ struct BookAmount {
     role: std::sync::Mutex<Role>,
 }
 
-#[async_trait::async_trait]
-impl<DB: Backend> TxHandler<DB> for BookAmount {
-    async fn handle(&self, cx: Context, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
+impl BookAmount {
+    async fn handle<DB: Backend>(&self, cx: Context, mut tx: HandlerTx<DB>) -> Result<(), Failure> {
         let (table, amount): (_, usize) = (&self.table, cx.payload()?);
-        DB::execute_sql(tx, &format!("UPDATE {table}_account SET balance = balance + {amount}")).await?;
+        DB::execute_sql(&mut tx, &format!("UPDATE {table}_account SET balance = balance + {amount}")).await?;
         self.role.lock().unwrap().progress();
-        DB::execute_sql(tx, &format!("INSERT INTO {table}_handling VALUES (1)")).await?;
-        Ok(Outcome::Done)
+        DB::execute_sql(&mut tx, &format!("INSERT INTO {table}_handling VALUES (1)")).await?;
+        Ok(())
     }
 }
 
@@ -180,10 +180,13 @@ impl<DB: Backend> TxHandler<DB> for BookAmount {
 /// of the killed process before it. The leases themselves are long: one that runs out on a slow
 /// machine counts as a crash of its event, as a kill does, and four of them dead-letter the event.
 async fn relay<DB: Backend>(outbox: &Outbox<DB>, role: Role) {
-    let book = BookAmount { table: role.table.clone(), role: std::sync::Mutex::new(role) };
+    let book = Arc::new(BookAmount { table: role.table.clone(), role: std::sync::Mutex::new(role) });
     let relay = outbox
         .multi_node()
-        .tx_handler::<DB>("__GLOBAL__", "amount", book)
+        .on_type("amount", move |cx: Context, tx: HandlerTx<DB>| {
+            let book = book.clone();
+            async move { book.handle(cx, tx).await }
+        })
         .node("relay")
         .cold_capacity(100)
         .poll_interval(Duration::from_millis(50))

@@ -11,8 +11,8 @@ use fleet_fixtures::Folder;
 use outbox::fleet::FleetRelay;
 use outbox::store::JoinFilter;
 use outbox::{
-    Context, Database, Error, Event, Failure, Fleet, Handled, Join, JoinId, JoinStatus, JoinWait, Message,
-    NewJoin, Outbox, Tx,
+    Context, Database, Error, Event, Failure, Fleet, Handled, HandlerTx, Join, JoinId, JoinStatus, JoinWait,
+    Message, NewJoin, Outbox, Tx,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::{MySql, Postgres, Sqlite};
@@ -331,7 +331,7 @@ impl Message for Booked {
     const TYPE: &'static str = "booked";
 }
 
-async fn book(Booked(amount): Booked, _: Context, tx: &mut Tx<'_, Sqlite>) -> Handled {
+async fn book(Booked(amount): Booked, mut tx: HandlerTx<Sqlite>) -> Handled {
     sqlx::query("INSERT INTO account VALUES ($1)").bind(amount).execute(&mut **tx).await?;
     Ok(())
 }
@@ -355,7 +355,7 @@ async fn handlers_get_transactions_of_their_events_own_database() {
         outbox.write_all(&mut tx, amounts.map(Booked)).await.unwrap();
         tx.commit().await.unwrap();
     }
-    let relay = fleet.multi_node().on_tx(book).start().await.unwrap();
+    let relay = fleet.multi_node().on(book).start().await.unwrap();
     relay.idle().await.unwrap();
     for (name, sum) in [("a", (0..10).sum::<i64>()), ("b", (100..130).sum())] {
         let outbox: Outbox<Sqlite> = fleet.outbox(name).unwrap();
@@ -373,14 +373,14 @@ async fn handlers_get_transactions_of_their_events_own_database() {
 /// Before anything is served, with an error that names the wanted database.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_that_wants_another_kind_of_transaction_is_refused_at_start() {
-    async fn on_postgres(_: Booked, _: Context, _: &mut Tx<'_, Postgres>) -> Handled {
+    async fn on_postgres(_: Booked, _: HandlerTx<Postgres>) -> Handled {
         Ok(())
     }
     let folder = Folder::new();
     let fleet = Fleet::builder().database("a", folder.url("a")).migrate(true).open().await.unwrap();
-    let error = fleet.multi_node().on_tx(on_postgres).start().await.unwrap_err();
+    let error = fleet.multi_node().on(on_postgres).start().await.unwrap_err();
     assert!(matches!(&error, Error::Setting(text) if text.contains("PostgreSQL")), "{error:?}");
-    let relay = fleet.multi_node().on_tx(book).start().await.unwrap();
+    let relay = fleet.multi_node().on(book).start().await.unwrap();
     relay.stop().await.unwrap();
     fleet.close().await;
 }

@@ -15,7 +15,7 @@ use outbox::store::{
     Delivery, EXCLUSIVE, Holder, KeyProgress, KeyQueueId, Leadership, OnDead, Origin, Settlement,
     SharedStore, Take, Verdict,
 };
-use outbox::{Completion, Context, Failure, Outcome, RelayBuilder, Tx, TxHandler};
+use outbox::{Completion, Context, HandlerTx, RelayBuilder};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 use tokio::sync::Semaphore;
 
@@ -250,7 +250,7 @@ async fn a_claim_waits_for_the_claim_before_it() {
 
 /// Runs a relay until so many events are handled, and stops it. Unlike `idle`, this does not rescan
 /// the table.
-async fn until_handled(relay: RelayBuilder, events: u32) {
+async fn until_handled(relay: RelayBuilder<Postgres>, events: u32) {
     let handled = Arc::new(Semaphore::new(0));
     let seen = handled.clone();
     let relay = relay.on_any(move |_: Context| {
@@ -276,12 +276,10 @@ struct Waits {
     may_end: Arc<Semaphore>,
 }
 
-#[async_trait]
-impl TxHandler<Postgres> for Waits {
-    async fn handle(&self, _: Context, _: &mut Tx<'static, Postgres>) -> Result<Outcome, Failure> {
+impl Waits {
+    async fn handle(self: Arc<Self>, _: HandlerTx<Postgres>) {
         self.begun.add_permits(1);
         self.may_end.acquire().await.unwrap().forget();
-        Ok(Outcome::Done)
     }
 }
 
@@ -291,8 +289,14 @@ impl TxHandler<Postgres> for Waits {
 async fn a_row_that_is_changed_while_it_is_settled_is_settled() {
     let Some(db) = TestDb::<Postgres>::new().await else { return };
     let (begun, may_end) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-    let waits = Waits { begun: begun.clone(), may_end: may_end.clone() };
-    let relay = db.outbox.multi_node().tx_handler("__GLOBAL__", "e", waits).start().await.unwrap();
+    let waits = Arc::new(Waits { begun: begun.clone(), may_end: may_end.clone() });
+    let relay = db
+        .outbox
+        .multi_node()
+        .on_type("e", move |tx: HandlerTx<Postgres>| waits.clone().handle(tx))
+        .start()
+        .await
+        .unwrap();
     db.outbox.send(numbered("e", 1)).await.unwrap();
     begun.acquire().await.unwrap().forget();
     let mut renews = PgConnection::connect(db.url()).await.unwrap();
@@ -346,7 +350,7 @@ async fn read_of_index(conn: &mut PgConnection, index: &str) -> i64 {
 
 /// After some takes the planner makes one plan for all values. It expects few rows then, and
 /// reading and sorting the whole backlog for each take looks cheap to it.
-async fn reads_little_more_than_it_returns(db: &TestDb<Postgres>, relay: RelayBuilder) {
+async fn reads_little_more_than_it_returns(db: &TestDb<Postgres>, relay: RelayBuilder<Postgres>) {
     const EVENTS: i64 = 40_000;
     for start in (0..EVENTS).step_by(1_000) {
         db.outbox.send_all((start..start + 1_000).map(|n| numbered("e", n as u64))).await.unwrap();

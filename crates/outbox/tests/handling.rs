@@ -8,8 +8,8 @@ use std::time::Duration;
 use common::{Gate, Seen, numbered};
 use outbox::store::Status;
 use outbox::{
-    Backoff, Context, Error, Event, EventBuilder, EventType, Failure, Handled, Handler, Interceptor, Message,
-    OrDead, Outcome, RetryPolicy, Unrouted,
+    Backoff, Context, Error, Event, EventBuilder, EventType, Failure, Handled, HandlerTx, Interceptor,
+    Message, OrDead, Outcome, RetryPolicy, Route, Unrouted, on, on_aggregate, on_any, on_type,
 };
 use serde::{Deserialize, Serialize};
 
@@ -204,7 +204,11 @@ mod on_sqlite {
         TestDb::new().await.unwrap()
     }
 
-    async fn deliver(db: &Sqlite, relay: outbox::RelayBuilder, event: impl outbox::IntoEvent) -> StoredEvent {
+    async fn deliver(
+        db: &Sqlite,
+        relay: outbox::RelayBuilder<sqlx::Sqlite>,
+        event: impl outbox::IntoEvent,
+    ) -> StoredEvent {
         let relay = relay.start().await.unwrap();
         let id = db.outbox.send(event).await.unwrap().unwrap();
         relay.idle().await.unwrap();
@@ -412,13 +416,8 @@ mod on_sqlite {
         assert_eq!((stored.status, stored.last_error), (Status::Done, None));
     }
 
-    struct Fails;
-
-    #[async_trait::async_trait]
-    impl Handler for Fails {
-        async fn handle(&self, _: Context) -> Result<Outcome, Failure> {
-            Err(Failure::retry("always"))
-        }
+    async fn fails() -> Handled {
+        Err(Failure::retry("always"))
     }
 
     #[tokio::test]
@@ -426,11 +425,7 @@ mod on_sqlite {
         let db = fresh().await;
         let relay = || {
             let relay = db.outbox.single_node().retry(Backoff::default().base(SEC * 60));
-            relay.handler_with_retry("__GLOBAL__", "once", Fails, Backoff::never()).handler(
-                "__GLOBAL__",
-                "more",
-                Fails,
-            )
+            relay.route(on_type("once", fails).retry(Backoff::never())).on_type("more", fails)
         };
         assert_eq!(deliver(&db, relay(), numbered("once", 1)).await.status, Status::Dead);
         assert_eq!(deliver(&db, relay(), numbered("more", 1)).await.status, Status::Retry);
@@ -451,45 +446,35 @@ mod on_sqlite {
         Err(Failure::retry("always"))
     }
 
-    async fn fails_in_tx(_: Posted, _: Context, _: &mut outbox::Tx<'_, sqlx::Sqlite>) -> Handled {
-        hang_or_fail(false).await
-    }
-
-    async fn hangs_in_tx(_: Posted, _: Context, _: &mut outbox::Tx<'_, sqlx::Sqlite>) -> Handled {
-        hang_or_fail(true).await
-    }
-
-    /// Each form of registration, between two handlers with the relay's own settings.
+    /// Each kind of route, beside two handlers with the relay's own settings.
     #[tokio::test]
-    async fn every_form_of_handler_may_have_a_retry_policy_and_a_time_limit_of_its_own() {
-        type Form = fn(outbox::RelayBuilder, bool) -> outbox::RelayBuilder;
-        let forms: [(&str, Form); 5] = [
-            ("on", |relay, hangs| relay.on(move |_: Posted, _: Context| hang_or_fail(hangs))),
-            ("on_type", |relay, hangs| relay.on_type("e", move |_: Context| hang_or_fail(hangs))),
-            ("on_aggregate", |relay, hangs| {
-                relay.on_aggregate("__GLOBAL__", "e", move |_: Context| hang_or_fail(hangs))
-            }),
-            ("on_any", |relay, hangs| relay.on_any(move |_: Context| hang_or_fail(hangs))),
-            ("on_tx", |relay, hangs| if hangs { relay.on_tx(hangs_in_tx) } else { relay.on_tx(fails_in_tx) }),
+    async fn every_kind_of_route_may_have_a_retry_policy_and_a_time_limit_of_its_own() {
+        type Kind = fn(bool) -> Route<sqlx::Sqlite>;
+        let kinds: [(&str, Kind); 5] = [
+            ("on", |hangs| on(move |_: Posted| hang_or_fail(hangs))),
+            ("on_type", |hangs| on_type("e", move || hang_or_fail(hangs))),
+            ("on_aggregate", |hangs| on_aggregate("__GLOBAL__", "e", move || hang_or_fail(hangs))),
+            ("on_any", |hangs| on_any(move || hang_or_fail(hangs))),
+            ("transaction", |hangs| on(move |_: Posted, _: HandlerTx<sqlx::Sqlite>| hang_or_fail(hangs))),
         ];
         let db = fresh().await;
-        let relay = || db.outbox.single_node().on_type("before", move |_: Context| hang_or_fail(false));
+        let relay = || db.outbox.single_node().on_type("before", || hang_or_fail(false));
         let posted = || Event::new("e").json(&Posted);
-        for (name, form) in forms {
-            let stored = deliver(&db, form(relay(), false), posted()).await;
+        for (name, kind) in kinds {
+            let stored = deliver(&db, relay().route(kind(false)), posted()).await;
             assert_eq!(stored.status, Status::Retry, "{name} by the relay's own policy");
-            let stored = deliver(&db, form(relay(), false).with_retry(Backoff::never()), posted()).await;
+            let stored = deliver(&db, relay().route(kind(false).retry(Backoff::never())), posted()).await;
             assert_eq!(stored.status, Status::Dead, "{name}");
 
-            let limited = form(relay(), true).with_timeout(20 * MS).with_retry(Backoff::never());
+            let limited = relay().route(kind(true).timeout(20 * MS).retry(Backoff::never()));
             let stored = deliver(&db, limited, posted()).await;
             assert_eq!(stored.status, Status::Dead, "{name}");
             let error = stored.last_error.unwrap();
             assert!(error.contains("did not finish within 20ms"), "{name}: {error}");
 
             let others = || {
-                let relay = form(relay(), false).with_retry(Backoff::never());
-                relay.on_type("after", move |_: Context| hang_or_fail(false))
+                let relay = relay().route(kind(false).retry(Backoff::never()));
+                relay.on_type("after", || hang_or_fail(false))
             };
             for other in ["before", "after"] {
                 let stored = deliver(&db, others(), numbered(other, 1)).await;
@@ -499,22 +484,13 @@ mod on_sqlite {
     }
 
     #[tokio::test]
-    async fn options_of_a_handler_follow_a_handler() {
+    async fn options_of_a_route_are_greater_than_zero() {
         let db = fresh().await;
         let relay = || db.outbox.single_node();
-        let publisher = || outbox::TracingPublisher::new();
+        let any = || on_any(async |_: Context| {});
         for (wrong, message) in [
-            (relay().with_retry(Backoff::never()), "with_retry must follow a handler"),
-            (relay().with_timeout(SEC), "with_timeout must follow a handler"),
-            (
-                relay().forward(["e"], publisher()).with_retry(Backoff::never()),
-                "with_retry must follow a handler",
-            ),
-            (
-                relay().on_any(async |_: Context| {}).forward(["e"], publisher()).with_timeout(SEC),
-                "with_timeout must follow",
-            ),
-            (relay().on_any(async |_: Context| {}).with_timeout(Duration::ZERO), "must be greater than 0"),
+            (relay().route(any().timeout(Duration::ZERO)), "timeout of a route must be greater than 0"),
+            (relay().route(any().max_concurrent(0)), "max_concurrent of a route must be greater than 0"),
         ] {
             let error = wrong.start().await.unwrap_err();
             assert!(matches!(error, Error::Setting(_)) && error.to_string().contains(message), "{error}");
@@ -535,7 +511,7 @@ mod on_sqlite {
     async fn a_retry_policy_that_panics_ends_no_worker() {
         let db = fresh().await;
         let seen = Seen::default();
-        let relay = db.outbox.single_node().workers(1).retry(Bomb).handler("__GLOBAL__", "bad", Fails);
+        let relay = db.outbox.single_node().workers(1).retry(Bomb).on_type("bad", fails);
         let relay = relay.on_type("good", seen.handler()).start().await.unwrap();
         let bad = db.outbox.send(numbered("bad", 1)).await.unwrap().unwrap();
         relay.idle().await.unwrap();

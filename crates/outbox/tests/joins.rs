@@ -11,7 +11,7 @@ use outbox::{
     NodeId, Outcome, PurgeSettings, RelayBuilder, WorkItem, WriterHook,
 };
 
-fn quick(builder: RelayBuilder) -> RelayBuilder {
+fn quick<DB: Backend>(builder: RelayBuilder<DB>) -> RelayBuilder<DB> {
     builder.poll_interval(Duration::from_millis(50)).settle_linger(Duration::from_millis(1))
 }
 

@@ -329,7 +329,8 @@ async fn fresh() -> TestDb<sqlx::Sqlite> {
 #[tokio::test]
 async fn an_outbox_has_one_relay_at_a_time() {
     let db = fresh().await;
-    let modes: [fn(&TestDb<sqlx::Sqlite>) -> RelayBuilder; 3] =
+    type Mode = fn(&TestDb<sqlx::Sqlite>) -> RelayBuilder<sqlx::Sqlite>;
+    let modes: [Mode; 3] =
         [|db| db.outbox.single_node(), |db| db.outbox.multi_node(), |db| db.outbox.ordered()];
     for first in modes {
         for second in modes {
@@ -359,7 +360,8 @@ async fn a_setting_out_of_range_is_an_error_that_names_it() {
     let db = fresh().await;
     let zero = Duration::ZERO;
     let purge = PurgeSettings::default;
-    type Set = Box<dyn FnOnce(RelayBuilder) -> RelayBuilder>;
+    type Builder = RelayBuilder<sqlx::Sqlite>;
+    type Set = Box<dyn FnOnce(Builder) -> Builder>;
     let settings: Vec<(&str, Set)> = vec![
         ("workers", Box::new(|r| r.workers(0))),
         ("workers", Box::new(|r| r.workers(usize::MAX))),

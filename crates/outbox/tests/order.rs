@@ -60,7 +60,7 @@ on_every_database! {
     }
 
     async fn keys_keep_their_order_with_many_workers_in_every_mode(|db|) {
-        let modes: [fn(&outbox::Outbox<DB>) -> RelayBuilder; 3] =
+        let modes: [fn(&outbox::Outbox<DB>) -> RelayBuilder<DB>; 3] =
             [outbox::Outbox::single_node, outbox::Outbox::multi_node, outbox::Outbox::ordered];
         for mode in modes {
             let seen = Seen::default();

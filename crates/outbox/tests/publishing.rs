@@ -435,7 +435,7 @@ on_every_database! {
     /// leads nothing, although its leases would last for some seconds more.
     async fn nodes_share_the_pairs_and_a_clean_stop_releases_them_at_once(|db|) {
         let sinks: Vec<Sink> = (0..12).map(|n| Sink::named(&format!("p{n:02}"))).collect();
-        let start = async |outbox: &Outbox<_>, name: &str, lease: Duration| {
+        let start = async |outbox: &Outbox<DB>, name: &str, lease: Duration| {
             let mut relay = outbox.log_only().node(name).subscription_lease(lease);
             for sink in &sinks {
                 relay = relay.publish(Topic::new("t").to(sink.clone()));
@@ -857,7 +857,7 @@ async fn notified_of_appends(db: &TestDb<sqlx::Postgres>) {
 async fn on_postgres_every_relay_is_woken_by_appends_of_other_programs() {
     let Some(db) = TestDb::<sqlx::Postgres>::new().await else { return };
     let (other, sinks) = (db.another().await, [Sink::named("a"), Sink::named("b")]);
-    let start = async |outbox: &Outbox<_>, name: &str| {
+    let start = async |outbox: &Outbox<sqlx::Postgres>, name: &str| {
         let mut relay = outbox.log_only().node(name).log_watch(NEVER);
         for sink in &sinks {
             relay = relay.publish(Topic::new("t").to(sink.clone()).every(NEVER));

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use common::{Backend, Seen, TestDb, numbered};
 use outbox::store::Status;
-use outbox::{Backoff, Context, Error, Event, Failure, Outcome, RelayBuilder, Tx, TxHandler};
+use outbox::{Backoff, Context, Event, Failure, Handler, HandlerTx, Outcome, RelayBuilder};
 
 /// Result of the booking handler after it has written its row.
 type HandlerResult = Arc<dyn Fn(&Context) -> Result<Outcome, Failure> + Send + Sync>;
@@ -50,15 +49,22 @@ impl<DB: Backend> BookNumber<DB> {
     }
 }
 
-#[async_trait]
-impl<DB: Backend> TxHandler<DB> for BookNumber<DB> {
-    async fn handle(&self, cx: Context, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
+impl<DB: Backend> BookNumber<DB> {
+    fn handler(self) -> impl Handler<DB, (Context, HandlerTx<DB>)> {
+        let this = Arc::new(self);
+        move |cx: Context, tx: HandlerTx<DB>| {
+            let this = this.clone();
+            async move { this.handle(cx, tx).await }
+        }
+    }
+
+    async fn handle(&self, cx: Context, mut tx: HandlerTx<DB>) -> Result<Outcome, Failure> {
         self.seen.record(&cx);
         let number: u64 = cx.payload()?;
         let table = &self.db.table;
-        DB::execute_sql(tx, &format!("INSERT INTO {table}_booked VALUES ({number})")).await?;
+        DB::execute_sql(&mut tx, &format!("INSERT INTO {table}_booked VALUES ({number})")).await?;
         if let Some(sql) = self.also {
-            DB::execute_sql(tx, &sql.replace("{t}", table)).await?;
+            DB::execute_sql(&mut tx, &sql.replace("{t}", table)).await?;
         }
         if self.writes_event {
             tx.write(numbered("written", number)).await?;
@@ -68,30 +74,20 @@ impl<DB: Backend> TxHandler<DB> for BookNumber<DB> {
     }
 }
 
-/// Records how many earlier events are not settled.
-struct CountUnsettled {
-    table: String,
-    unsettled: Arc<std::sync::Mutex<Vec<i64>>>,
-}
-
-#[async_trait]
-impl<DB: Backend> TxHandler<DB> for CountUnsettled {
-    async fn handle(&self, cx: Context, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
-        let (table, id) = (&self.table, cx.id());
-        let before = format!(
-            "SELECT count(*) FROM {table} WHERE status <> 1 AND seq < (SELECT seq FROM {table} WHERE event_id = '{id}')"
-        );
-        let unsettled = DB::number(tx, &before).await;
-        self.unsettled.lock().unwrap().push(unsettled);
-        Ok(Outcome::Done)
-    }
+/// Returns how many earlier events are not settled.
+async fn unsettled<DB: Backend>(table: &str, cx: &Context, tx: &mut HandlerTx<DB>) -> i64 {
+    let before = format!(
+        "SELECT count(*) FROM {table} WHERE status <> 1 AND seq < (SELECT seq FROM {table} WHERE event_id = '{}')",
+        cx.id()
+    );
+    DB::number(tx, &before).await
 }
 
 async fn booked<DB: Backend>(db: &TestDb<DB>) -> i64 {
     db.number("SELECT count(*) FROM {t}_booked").await
 }
 
-fn quick(builder: RelayBuilder) -> RelayBuilder {
+fn quick<DB: Backend>(builder: RelayBuilder<DB>) -> RelayBuilder<DB> {
     let soon = Backoff::default().base(Duration::from_millis(1)).max_attempts(3).no_jitter();
     builder.poll_interval(Duration::from_millis(50)).retry(soon)
 }
@@ -100,7 +96,7 @@ on_every_database! {
     async fn a_handlers_writes_are_committed_with_its_event(|db|) {
         let book = BookNumber::new(&db).await;
         let seen = book.seen.clone();
-        let relay = db.outbox.multi_node().tx_handler("__GLOBAL__", "n", book).start().await.unwrap();
+        let relay = db.outbox.multi_node().on_type("n", book.handler()).start().await.unwrap();
         db.write("n", 0..50).await;
         seen.reach(50).await;
         relay.idle().await.unwrap();
@@ -112,7 +108,7 @@ on_every_database! {
 
     async fn a_single_node_commits_with_the_event_too(|db|) {
         let book = BookNumber::new(&db).await;
-        let relay = db.outbox.single_node().tx_handler("__GLOBAL__", "n", book).start().await.unwrap();
+        let relay = db.outbox.single_node().on_type("n", book.handler()).start().await.unwrap();
         db.outbox.send_all((0..30).map(|n| numbered("n", n).ordering_key("k"))).await.unwrap();
         relay.idle().await.unwrap();
         assert_eq!(booked(&db).await, 30);
@@ -124,10 +120,16 @@ on_every_database! {
     /// while an earlier one is not.
     async fn earlier_events_of_its_key_are_settled_first(|db|) {
         for relay in [db.outbox.multi_node(), db.outbox.single_node()] {
-            let counter = CountUnsettled { table: db.table.clone(), unsettled: Arc::default() };
-            let unsettled = counter.unsettled.clone();
+            let counts = Arc::<std::sync::Mutex<Vec<i64>>>::default();
+            let (seen, table) = (counts.clone(), db.table.clone());
             let relay = relay
-                .tx_handler::<DB>("__GLOBAL__", "n", counter)
+                .on_type("n", move |cx: Context, mut tx: HandlerTx<DB>| {
+                    let (seen, table) = (seen.clone(), table.clone());
+                    async move {
+                        let unsettled = unsettled(&table, &cx, &mut tx).await;
+                        seen.lock().unwrap().push(unsettled);
+                    }
+                })
                 .on_type("plain", async |_: Context| ())
                 .settle_linger(Duration::from_millis(300))
                 .start()
@@ -136,7 +138,7 @@ on_every_database! {
             let events = (0..20).map(|n| numbered(if n % 4 == 3 { "n" } else { "plain" }, n).ordering_key("k"));
             db.outbox.send_all(events).await.unwrap();
             relay.idle().await.unwrap();
-            assert_eq!(*unsettled.lock().unwrap(), [0; 5]);
+            assert_eq!(*counts.lock().unwrap(), [0; 5]);
             relay.stop().await.unwrap();
         }
     }
@@ -151,7 +153,7 @@ on_every_database! {
             _ if attempts.fetch_add(1, Ordering::SeqCst) == 0 => Ok(Outcome::Snooze(Duration::from_millis(1))),
             _ => Ok(Outcome::Done),
         });
-        let relay = db.outbox.multi_node().tx_handler("__GLOBAL__", "n", book);
+        let relay = db.outbox.multi_node().on_type("n", book.handler());
         let relay = quick(relay).start().await.unwrap();
         db.write("n", 0..5).await;
         db.drained().await;
@@ -163,7 +165,7 @@ on_every_database! {
     async fn a_statement_that_fails_rolls_everything_back(|db|) {
         let mut book = BookNumber::new(&db).await;
         book.also = Some("INSERT INTO {t}_booked VALUES (NULL)");
-        let relay = db.outbox.multi_node().tx_handler("__GLOBAL__", "n", book);
+        let relay = db.outbox.multi_node().on_type("n", book.handler());
         let relay = quick(relay).start().await.unwrap();
         let ids = db.write("n", 0..1).await;
         db.drained().await;
@@ -180,7 +182,7 @@ on_every_database! {
         book.also = Some("UPDATE {t} SET claims = claims + 1");
         let seen = book.seen.clone();
         let relay = db.outbox.multi_node().lease(Duration::from_millis(300));
-        let relay = quick(relay.tx_handler("__GLOBAL__", "n", book)).start().await.unwrap();
+        let relay = quick(relay.on_type("n", book.handler())).start().await.unwrap();
         db.write("n", 0..1).await;
         seen.reach(2).await;
         relay.stop().await.unwrap();
@@ -195,7 +197,7 @@ on_every_database! {
         });
         book.writes_event = true;
         let written = Seen::default();
-        let relay = db.outbox.multi_node().tx_handler("__GLOBAL__", "n", book).on_type("written", written.handler());
+        let relay = db.outbox.multi_node().on_type("n", book.handler()).on_type("written", written.handler());
         let relay = quick(relay).start().await.unwrap();
         db.write("n", 0..10).await;
         db.drained().await;
@@ -208,7 +210,7 @@ on_every_database! {
     async fn steps_settled_in_a_transaction_are_counted(|db|) {
         let book = BookNumber::new(&db).await;
         let then = Seen::default();
-        let relay = db.outbox.multi_node().tx_handler("__GLOBAL__", "n", book).on_type("then", then.handler());
+        let relay = db.outbox.multi_node().on_type("n", book.handler()).on_type("then", then.handler());
         let relay = relay.start().await.unwrap();
         let steps = (0..20).map(|n| numbered("n", n));
         db.outbox.fan_out(steps).then(Event::new("then").json(&7)).send().await.unwrap();
@@ -227,7 +229,7 @@ on_every_database! {
         book.time = Duration::from_millis(900);
         let seen = book.seen.clone();
         let relay = db.outbox.multi_node().lease(Duration::from_millis(600)).no_hot_path();
-        let relay = relay.tx_handler("__GLOBAL__", "n", book).start().await.unwrap();
+        let relay = relay.on_type("n", book.handler()).start().await.unwrap();
         db.write("n", 0..1).await;
         db.drained().await;
         relay.stop().await.unwrap();
@@ -242,7 +244,7 @@ on_every_database! {
             _ => Ok(Outcome::Done),
         });
         let seen = book.seen.clone();
-        let relay = db.outbox.ordered().tx_handler("__GLOBAL__", "n", book);
+        let relay = db.outbox.ordered().on_type("n", book.handler());
         let relay = quick(relay).start().await.unwrap();
         db.outbox.send_all((0..20).map(|n| numbered("n", n).ordering_key("k"))).await.unwrap();
         db.drained().await;
@@ -254,23 +256,6 @@ on_every_database! {
     }
 }
 
-/// The start fails before anything runs.
-#[tokio::test]
-async fn a_handler_for_another_database_is_refused_at_start() {
-    struct Nothing;
-    #[async_trait]
-    impl TxHandler<sqlx::Postgres> for Nothing {
-        async fn handle(&self, _: Context, _: &mut Tx<'static, sqlx::Postgres>) -> Result<Outcome, Failure> {
-            Ok(Outcome::Done)
-        }
-    }
-    let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
-    let error = db.outbox.multi_node().tx_handler("__GLOBAL__", "n", Nothing).start().await.unwrap_err();
-    assert!(matches!(&error, Error::Setting(text) if text.contains("PostgreSQL")), "{error}");
-    let store = RelayBuilder::multi_node(db.outbox.store()).tx_handler("__GLOBAL__", "n", Nothing);
-    assert!(matches!(store.start().await, Err(Error::Setting(_))));
-}
-
 /// SQLite has one writer, and while the handler is that writer leadership cannot be renewed, and no
 /// other node can take over either.
 #[ignore = "takes 20 s: cargo test -p outbox --test tx_handlers -- --ignored"]
@@ -280,7 +265,7 @@ async fn a_handler_may_take_longer_than_leadership_lasts() {
     let mut book = BookNumber::new(&db).await;
     book.time = Duration::from_secs(17);
     let seen = book.seen.clone();
-    let relay = db.outbox.single_node().tx_handler("__GLOBAL__", "n", book).start().await.unwrap();
+    let relay = db.outbox.single_node().on_type("n", book.handler()).start().await.unwrap();
     db.write("n", 0..1).await;
     common::in_time(db.drained()).await;
     assert_eq!(booked(&db).await, 1);

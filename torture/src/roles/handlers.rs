@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use async_trait::async_trait;
-use outbox::{Context, Failure, Handler, Outcome, Tx, TxHandler};
+use outbox::{Context, Failure, HandlerTx, Outcome};
 
 use crate::database::TestDatabase;
 use crate::history::{HandlerOutcome, Op, Writer};
@@ -67,9 +66,9 @@ impl Drop for RunRecord {
     }
 }
 
-#[async_trait]
-impl Handler for RecordingHandler {
-    async fn handle(&self, cx: Context) -> Result<Outcome, Failure> {
+impl RecordingHandler {
+    /// Does what the event's spec says.
+    pub async fn handle(self, cx: Context) -> Result<Outcome, Failure> {
         let run = self.start(&cx);
         let spec: Spec = cx.payload()?;
         tokio::time::sleep(Duration::from_millis(u64::from(spec.takes))).await;
@@ -92,48 +91,27 @@ impl Handler for RecordingHandler {
     }
 }
 
-/// Handles rows that are not part of the workload: always succeeds.
-#[derive(Clone, Debug)]
-pub struct ForeignHandler(pub RecordingHandler);
-
-#[async_trait]
-impl Handler for ForeignHandler {
-    async fn handle(&self, cx: Context) -> Result<Outcome, Failure> {
-        self.0.start(&cx).finish(HandlerOutcome::Done);
-        Ok(Outcome::Done)
+impl RecordingHandler {
+    /// Handles a row that is not part of the workload: always succeeds.
+    pub async fn handle_foreign(self, cx: Context) {
+        self.start(&cx).finish(HandlerOutcome::Done);
     }
-}
 
-/// Books an event in the transaction that settles it.
-#[derive(Debug)]
-pub struct BookHandler {
-    /// Shared by all handlers of the process.
-    pub handler: RecordingHandler,
-    /// The table of events.
-    pub table: String,
-}
-
-#[async_trait]
-impl<DB: TestDatabase> TxHandler<DB> for BookHandler {
-    async fn handle(&self, cx: Context, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
-        let run = self.handler.start(&cx);
+    /// Books an event in the transaction that settles it. `table` is the table of events.
+    pub async fn book<DB: TestDatabase>(
+        self,
+        table: Arc<str>,
+        cx: Context,
+        mut tx: HandlerTx<DB>,
+    ) -> Result<(), sqlx::Error> {
+        let run = self.start(&cx);
         let booked = async {
-            DB::execute_sql(
-                tx,
-                &format!("INSERT INTO {}_ledger (event_id) VALUES ('{}')", self.table, cx.id()),
-            )
-            .await?;
-            DB::execute_sql(tx, &format!("UPDATE {}_account SET balance = balance + 1", self.table)).await
+            let entry = format!("INSERT INTO {table}_ledger (event_id) VALUES ('{}')", cx.id());
+            DB::execute_sql(&mut tx, &entry).await?;
+            DB::execute_sql(&mut tx, &format!("UPDATE {table}_account SET balance = balance + 1")).await
         };
-        match booked.await {
-            Ok(_) => {
-                run.finish(HandlerOutcome::Done);
-                Ok(Outcome::Done)
-            }
-            Err(error) => {
-                run.finish(HandlerOutcome::Failed);
-                Err(error.into())
-            }
-        }
+        let booked = booked.await;
+        run.finish(if booked.is_ok() { HandlerOutcome::Done } else { HandlerOutcome::Failed });
+        booked.map(drop)
     }
 }

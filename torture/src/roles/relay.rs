@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use outbox::{Backoff, Completion, OnDead, Outbox, Relay, RelayBuilder, Topic, Unrouted};
+use outbox::{
+    Backoff, Completion, Context, HandlerTx, OnDead, Outbox, Relay, RelayBuilder, Topic, Unrouted, on_type,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::ProcessOptions;
-use super::handlers::{BookHandler, ForeignHandler, RecordingHandler};
+use super::handlers::RecordingHandler;
 use super::publisher::RecordingPublisher;
 use crate::arena::{Arena, PUBLISHERS, TOPIC, WORN_OUT_AFTER};
 use crate::database::TestDatabase;
@@ -65,9 +67,14 @@ fn build<DB: TestDatabase>(
     outbox: &Outbox<DB>,
     options: &ProcessOptions,
     history: &Arc<Writer>,
-) -> RelayBuilder {
+) -> RelayBuilder<DB> {
     let handler = RecordingHandler::new(history.clone(), options.folder.clone());
-    let book = BookHandler { handler: handler.clone(), table: options.table() };
+    let plain = |handler: &RecordingHandler| {
+        let handler = handler.clone();
+        move |cx: Context| handler.clone().handle(cx)
+    };
+    let foreign = handler.clone();
+    let (book, table) = (handler.clone(), Arc::<str>::from(options.table()));
     let worn = soon().max_attempts(WORN_OUT_AFTER);
     let mut relay = match options.arena {
         Arena::Single => outbox.single_node().completion(Completion::Delete),
@@ -87,14 +94,16 @@ fn build<DB: TestDatabase>(
         .on_dead(OnDead::Skip)
         .drain(Duration::from_secs(2))
         .no_purge()
-        .handler("__GLOBAL__", poison::EVENT_TYPE, ForeignHandler(handler.clone()))
-        .handler_with_retry("__GLOBAL__", Kind::Worn.event_type(), handler.clone(), worn)
-        .tx_handler::<DB>("__GLOBAL__", Kind::Book.event_type(), book);
+        .on_type(poison::EVENT_TYPE, move |cx: Context| foreign.clone().handle_foreign(cx))
+        .route(on_type(Kind::Worn.event_type(), plain(&handler)).retry(worn))
+        .on_type(Kind::Book.event_type(), move |cx: Context, tx: HandlerTx<DB>| {
+            book.clone().book(table.clone(), cx, tx)
+        });
     for kind in [Kind::Plain, Kind::Doomed, Kind::Then, Kind::Sorry] {
-        relay = relay.handler("__GLOBAL__", kind.event_type(), handler.clone());
+        relay = relay.on_type(kind.event_type(), plain(&handler));
     }
     for generation in 1..=options.generation {
-        relay = relay.handler("__GLOBAL__", Kind::Generation(generation).event_type(), handler.clone());
+        relay = relay.on_type(Kind::Generation(generation).event_type(), plain(&handler));
     }
     if options.arena.has_log() {
         for name in PUBLISHERS {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use outbox::{
     Context, Event, EventId, Failure, Handled, Message, Outbox, Outcome, Outgoing, PublishError, Publisher,
-    RelayBuilder, Topic, Unavailable,
+    RelayBuilder, RelaySource, Topic, Unavailable,
 };
 use rand::Rng;
 use serde::{Deserialize, Serialize};
@@ -102,7 +102,7 @@ impl DashboardTraffic {
     }
 
     /// Adds the handlers and publishers to the relay.
-    pub(crate) fn add_to(&self, relay: RelayBuilder) -> RelayBuilder {
+    pub(crate) fn add_to<D: RelaySource>(&self, relay: RelayBuilder<D>) -> RelayBuilder<D> {
         let (accounting, warehouse) = (self.clone(), self.clone());
         let stock = Topic::new("stock").types([STOCK_MOVED]);
         relay

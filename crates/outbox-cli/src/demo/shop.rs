@@ -122,7 +122,7 @@ impl Message for ReviewDue {
 const TYPES: [&str; 4] = [OrderPlaced::TYPE, ReceiptWanted::TYPE, CARD_CHARGED, ReviewDue::TYPE];
 
 /// Creates the relay with all handlers. `fail` percent of the attempts at orders and receipts fail.
-pub(crate) fn relay<DB: Shop>(outbox: &Outbox<DB>, ledger: &Arc<Ledger>, fail: u8) -> RelayBuilder {
+pub(crate) fn relay<DB: Shop>(outbox: &Outbox<DB>, ledger: &Arc<Ledger>, fail: u8) -> RelayBuilder<DB> {
     outbox
         .single_node()
         .on(move |_: OrderPlaced, _: Context| async move { sometimes_fail(fail, "the warehouse is busy") })

@@ -4,7 +4,7 @@ use anyhow::Result;
 use outbox::fleet::{DrainFirst, FleetBuilder, FleetDatabase, FleetRelay};
 use outbox::settings::Mode;
 use outbox::store::{EXCLUSIVE, RelayHealth, SharedStore};
-use outbox::{Error, Fleet, NodeId, Relay, RelayBuilder, open_store};
+use outbox::{Error, Fleet, NodeId, Relay, RelayBuilder, RelaySource, open_store};
 
 use super::discovery::{Allowed, DiscoveryQuery};
 use super::publishers::Publishers;
@@ -189,12 +189,12 @@ fn setting_error(error: Error, explain: impl FnOnce(Error) -> anyhow::Error) -> 
 }
 
 /// Applies all settings, topics and routes to a relay.
-fn configure<S>(
+fn configure<D: RelaySource>(
     config: &Config,
-    builder: RelayBuilder<S>,
+    builder: RelayBuilder<D>,
     publishers: &Publishers,
     routing_table: &SharedRoutingTable,
-) -> RelayBuilder<S> {
+) -> RelayBuilder<D> {
     let mut builder = config.groups.apply(builder);
     for topic in &config.topics {
         let selection = topic.selection();

@@ -93,7 +93,8 @@ impl EventBuilder {
         self
     }
 
-    /// Links the events of one business operation. An empty id counts as none.
+    /// Links the events of one business operation. An empty id counts as none. An event that a
+    /// handler builds has the correlation id of the event that is handled, if no other is set.
     pub fn correlation(mut self, id: impl Into<String>) -> Self {
         self.parts.correlation_id = Some(id.into()).filter(|id: &String| !id.is_empty());
         self
@@ -214,6 +215,7 @@ impl EventBuilder {
     /// Checks all attributes and creates the event.
     pub fn build(self) -> Result<Event, EventError> {
         let mut parts = self.parts;
+        parts.correlation_id = parts.correlation_id.or_else(crate::trace::correlation_id);
         parts.payload = match self.payload {
             GivenPayload::Nothing => return Err(EventError::NoPayload),
             GivenPayload::Unusable(error) => return Err(error),

@@ -41,7 +41,7 @@ pub use self::selection::{DrainFirst, Polled, RoundRobin, Selection};
 use crate::error::{Error, Result};
 use crate::join::JoinDatabases;
 use crate::outbox::{Outbox, OutboxBuilder};
-use crate::relay::{Mode, RelayBuilder};
+use crate::relay::{Mode, RelayBuilder, RelaySource};
 use crate::sql::budget::Budget;
 use crate::sql::{Clock, Database};
 use crate::store::{RelayHealth, SharedStore};
@@ -203,22 +203,22 @@ impl Fleet {
     }
 
     /// A relay for one node, for each database: see [`Outbox::single_node`].
-    pub fn single_node(&self) -> RelayBuilder<WholeFleet> {
+    pub fn single_node(&self) -> RelayBuilder<Fleet> {
         self.relay(Mode::SingleNode)
     }
 
     /// A relay for several nodes that share the work: see [`Outbox::multi_node`].
-    pub fn multi_node(&self) -> RelayBuilder<WholeFleet> {
+    pub fn multi_node(&self) -> RelayBuilder<Fleet> {
         self.relay(Mode::MultiNode)
     }
 
     /// A relay for events whose order matters: see [`Outbox::ordered`].
-    pub fn ordered(&self) -> RelayBuilder<WholeFleet> {
+    pub fn ordered(&self) -> RelayBuilder<Fleet> {
         self.0.common.by_aggregate.store(true, Ordering::Relaxed);
         self.relay(Mode::Ordered)
     }
 
-    fn relay(&self, mode: Mode) -> RelayBuilder<WholeFleet> {
+    fn relay(&self, mode: Mode) -> RelayBuilder<Fleet> {
         let source = WholeFleet { fleet: self.clone(), workers_each: 4, selection: Box::new(RoundRobin) };
         RelayBuilder::of(source, mode).workers(DEFAULT_WORKERS)
     }
@@ -231,8 +231,13 @@ impl Fleet {
     }
 }
 
+impl RelaySource for Fleet {
+    type Source = WholeFleet;
+}
+
 /// A fleet, as the source of a relay.
 #[derive(Debug)]
+#[doc(hidden)]
 pub struct WholeFleet {
     fleet: Fleet,
     workers_each: usize,

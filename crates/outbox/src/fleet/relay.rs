@@ -19,7 +19,7 @@ use super::{DatabaseState, DatabaseStatus, Fleet, FleetInner, FleetJoins, WholeF
 use crate::error::{Error, Result};
 use crate::join::JoinDatabases;
 use crate::relay::supervise::message;
-use crate::relay::{Handle, OneOutbox, Relay, RelayBuilder, RelaySettings, Routes};
+use crate::relay::{Handle, OutboxSource, Relay, RelayBuilder, RelaySettings, Routes};
 use crate::store::{NodeId, RelayTask};
 
 /// First and longest pause before a database that could not be served is tried again.
@@ -28,7 +28,7 @@ const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration:
 /// Interval at which the supervisor checks that all databases are served, without other events.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-impl RelayBuilder<WholeFleet> {
+impl RelayBuilder<Fleet> {
     /// Number of handlers that run concurrently for one database; 4 if not set.
     /// [`workers`](RelayBuilder::workers) limits them over all databases.
     pub fn workers_per_database(mut self, workers: usize) -> Self {
@@ -309,7 +309,7 @@ async fn start(member: &Arc<Member>, plan: &Plan) -> Relay {
 async fn start_once(member: &Arc<Member>, plan: &Plan) -> Result<Relay> {
     let place =
         FleetLimits { share: plan.share.clone(), seat: member.seat.clone(), homes: plan.homes.clone() };
-    let source = OneOutbox {
+    let source = OutboxSource {
         store: member.store.clone(),
         door: member.door.clone(),
         outbox: Some(member.outbox.clone()),

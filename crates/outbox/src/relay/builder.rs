@@ -1,23 +1,19 @@
 //! Settings of a relay. Required settings are arguments, optional ones methods.
 
 use std::fmt;
-use std::future::Future;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Relay;
 use super::bytes::{ByteBudget, QUEUE_BYTES};
-use super::dispatch::{Call, Route, Routes};
 use super::hot::HotPath;
-use super::tx_dispatch::{ErasedOutbox, Transactional};
+use super::routes::{Routes, Target};
+use super::tx_dispatch::ErasedOutbox;
 use crate::admin::ATTEMPTS_KEPT;
 use crate::destination::{Destination, Router};
 use crate::error::{Error, Result};
-use crate::event::{AggregateType, EventType, GLOBAL, Message};
-use crate::handler::{
-    Context, Handler, Interceptor, IntoOutcome, RawFn, TxFn, TxHandler, TypedFn, TypedTxFn, Unrouted,
-};
+use crate::event::{AggregateType, EventType, GLOBAL};
+use crate::handler::{self, Handler, Interceptor, Middleware, Route, Unrouted};
 use crate::log::{PacingSettings, Subscription};
 #[cfg(feature = "settings")]
 use crate::retry::Backoff;
@@ -333,26 +329,49 @@ impl PurgeSettings {
 
 /// Sets up a [`Relay`]. Created by [`Outbox::single_node`](crate::Outbox::single_node) and its
 /// siblings.
+///
+/// `D` is the kind of relay: the database of its outbox, [`Fleet`](crate::Fleet), or [`StoreOnly`].
 #[must_use = "a relay does nothing until `start()`"]
-pub struct RelayBuilder<S = OneOutbox> {
+pub struct RelayBuilder<D: RelaySource> {
     /// Where the events come from.
-    pub(crate) source: S,
+    pub(crate) source: D::Source,
     pub(crate) settings: RelaySettings,
     pub(crate) routes: Routes,
     /// The first error: reported by `start`, so that calls can be chained.
     mistake: Option<Error>,
 }
 
+/// Kinds of relays: the databases for the relay of an outbox, [`Fleet`](crate::Fleet), and
+/// [`StoreOnly`].
+pub trait RelaySource: Sized + 'static {
+    /// Where the events come from.
+    #[doc(hidden)]
+    type Source: fmt::Debug + Send;
+}
+
+impl<DB: Database> RelaySource for DB {
+    type Source = OutboxSource;
+}
+
+/// The kind of a relay that is built on a store alone: its handlers have no transactions.
+#[derive(Clone, Copy, Debug)]
+pub enum StoreOnly {}
+
+impl RelaySource for StoreOnly {
+    type Source = OutboxSource;
+}
+
 /// One outbox, as the source of a relay.
 #[derive(Debug)]
-pub struct OneOutbox {
+#[doc(hidden)]
+pub struct OutboxSource {
     pub(crate) store: SharedStore,
     pub(crate) door: HotPath,
     /// The outbox itself, if there is one: handlers may need its transactions.
     pub(crate) outbox: Option<ErasedOutbox>,
 }
 
-impl<S: fmt::Debug> fmt::Debug for RelayBuilder<S> {
+impl<D: RelaySource> fmt::Debug for RelayBuilder<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RelayBuilder")
             .field("source", &self.source)
@@ -361,36 +380,38 @@ impl<S: fmt::Debug> fmt::Debug for RelayBuilder<S> {
     }
 }
 
-impl RelayBuilder {
-    pub(crate) fn new(store: SharedStore, door: HotPath, mode: Mode) -> Self {
-        Self::of(OneOutbox { store, door, outbox: None }, mode)
+impl RelayBuilder<StoreOnly> {
+    fn new(store: SharedStore, mode: Mode) -> Self {
+        Self::of(OutboxSource { store, door: HotPath::default(), outbox: None }, mode)
     }
 
     /// A relay on a store alone, as [`Outbox::single_node`](crate::Outbox::single_node).
     pub fn single_node(store: SharedStore) -> Self {
-        Self::new(store, HotPath::default(), Mode::SingleNode)
+        Self::new(store, Mode::SingleNode)
     }
 
     /// A relay on a store alone, as [`Outbox::multi_node`](crate::Outbox::multi_node).
     pub fn multi_node(store: SharedStore) -> Self {
-        Self::new(store, HotPath::default(), Mode::MultiNode)
+        Self::new(store, Mode::MultiNode)
     }
 
     /// A relay on a store alone, as [`Outbox::ordered`](crate::Outbox::ordered).
     pub fn ordered(store: SharedStore) -> Self {
-        Self::new(store, HotPath::default(), Mode::Ordered)
+        Self::new(store, Mode::Ordered)
     }
 
     /// A relay on a store alone, as [`Outbox::log_only`](crate::Outbox::log_only).
     pub fn log_only(store: SharedStore) -> Self {
-        Self::new(store, HotPath::default(), Mode::LogOnly)
+        Self::new(store, Mode::LogOnly)
     }
 
     /// A relay on a store alone, as [`Outbox::writer_only`](crate::Outbox::writer_only).
     pub fn writer_only(store: SharedStore) -> Self {
-        Self::new(store, HotPath::default(), Mode::WriterOnly)
+        Self::new(store, Mode::WriterOnly)
     }
+}
 
+impl<D: RelaySource<Source = OutboxSource>> RelayBuilder<D> {
     /// Checks the settings and the tables, then starts. After an error nothing runs. May be
     /// cancelled at any time: the start is then finished, and the relay stopped, in the background.
     pub async fn start(self) -> Result<Relay> {
@@ -399,8 +420,8 @@ impl RelayBuilder {
     }
 }
 
-impl<S> RelayBuilder<S> {
-    pub(crate) fn of(source: S, mode: Mode) -> Self {
+impl<D: RelaySource> RelayBuilder<D> {
+    pub(crate) fn of(source: D::Source, mode: Mode) -> Self {
         Self { source, settings: RelaySettings::new(mode), routes: Routes::default(), mistake: None }
     }
 
@@ -410,58 +431,109 @@ impl<S> RelayBuilder<S> {
             return Err(mistake);
         }
         self.settings.check()?;
+        self.routes.check_states()?;
         Ok(self)
     }
 
-    /// Handles a [`Message`] with an async function:
-    /// `async fn bill(order: OrderPlaced, cx: Context) -> Handled`.
+    /// Adds a handler of a [`Message`](crate::Message), which is one of its arguments:
+    /// `async fn bill(order: OrderPlaced, cx: Context) -> Handled`. See [`Handler`] for all
+    /// arguments, and [`route`](Self::route) for options.
     ///
     /// A message that names no aggregate type is handled whatever aggregate its events belong to.
-    pub fn on<M, F, Fut>(self, handler: F) -> Self
-    where
-        M: Message,
-        F: Fn(M, Context) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output: IntoOutcome> + Send + 'static,
-    {
-        self.handler(M::AGGREGATE_TYPE, M::TYPE, TypedFn(handler, PhantomData))
+    /// A second handler for the same event type and aggregate type is an error of `start`.
+    pub fn on<Args: 'static, H: Handler<D, Args>>(self, handler: H) -> Self {
+        self.route(handler::on(handler))
     }
 
-    /// Handles events of a type, whatever aggregate they belong to, with an async function of the
-    /// event.
-    pub fn on_type<F, Fut>(self, event_type: impl Into<EventType>, handler: F) -> Self
-    where
-        F: Fn(Context) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output: IntoOutcome> + Send + 'static,
-    {
-        self.handler(GLOBAL, event_type, RawFn(handler))
+    /// Adds a handler of an event type, whatever aggregate the events belong to.
+    pub fn on_type<Args: 'static>(
+        self,
+        event_type: impl Into<EventType>,
+        handler: impl Handler<D, Args>,
+    ) -> Self {
+        self.route(handler::on_type(event_type, handler))
     }
 
-    /// Handles events of a type and an aggregate type. Takes precedence over a handler for the type
-    /// alone.
-    pub fn on_aggregate<F, Fut>(
+    /// Adds a handler of an event type of an aggregate type. Takes precedence over a handler for
+    /// the event type alone.
+    pub fn on_aggregate<Args: 'static>(
         self,
         aggregate_type: impl Into<AggregateType>,
         event_type: impl Into<EventType>,
-        handler: F,
-    ) -> Self
-    where
-        F: Fn(Context) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output: IntoOutcome> + Send + 'static,
-    {
-        self.handler(aggregate_type, event_type, RawFn(handler))
+        handler: impl Handler<D, Args>,
+    ) -> Self {
+        self.route(handler::on_aggregate(aggregate_type, event_type, handler))
     }
 
-    /// Handles every event that has no other handler.
-    pub fn on_any<F, Fut>(self, handler: F) -> Self
-    where
-        F: Fn(Context) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output: IntoOutcome> + Send + 'static,
-    {
-        self.fallback(Call::Plain(Arc::new(RawFn(handler))).into())
+    /// Adds a handler of every event that has no other handler.
+    pub fn on_any<Args: 'static>(self, handler: impl Handler<D, Args>) -> Self {
+        self.route(handler::on_any(handler))
     }
 
-    fn fallback(mut self, route: Route) -> Self {
-        if !self.routes.add_fallback(route) {
+    /// Adds a handler with options of its own: retry policy, time limit, concurrent calls. See
+    /// [`Route`].
+    pub fn route(mut self, route: Route<D>) -> Self {
+        if let Err(mistake) = self.routes.add_route(route) {
+            self.mistake.get_or_insert(mistake);
+        }
+        self
+    }
+
+    /// Gives a value to handlers, which take it as [`State`](crate::State). One of each type.
+    pub fn state<T: Clone + Send + Sync + 'static>(mut self, state: T) -> Self {
+        if !self.routes.states.add(state) {
+            let of = std::any::type_name::<T>();
+            let mistake = format!("state of the type `{of}` was given twice: a relay has one of each type");
+            self.mistake.get_or_insert(Error::Setting(mistake));
+        }
+        self
+    }
+
+    /// Adds async code around every handler: see [`Middleware`]. The first one added is the
+    /// outermost.
+    pub fn around(mut self, middleware: impl Middleware) -> Self {
+        self.routes.add_middleware(Arc::new(middleware));
+        self
+    }
+
+    /// Adds a layer of tower around every handler, as [`around`](Self::around) does. A request of
+    /// its service is `(Context, Next)`, the response an [`Outcome`](crate::Outcome).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use outbox::{Context, Outbox};
+    /// use tower::limit::GlobalConcurrencyLimitLayer;
+    ///
+    /// let outbox = Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let relay = outbox
+    ///     .single_node()
+    ///     .layer(GlobalConcurrencyLimitLayer::new(2))
+    ///     .on_type("image.resize", async |_: Context| { /* … */ })
+    ///     .start()
+    ///     .await?;
+    /// # relay.stop().await?;
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "tower")]
+    pub fn layer<L>(self, layer: L) -> Self
+    where
+        L: tower_layer::Layer<crate::handler::NextService>,
+        L::Service: tower_service::Service<(crate::Context, crate::Next), Response = crate::Outcome>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        <L::Service as tower_service::Service<(crate::Context, crate::Next)>>::Error:
+            crate::IntoFailure + Send,
+        <L::Service as tower_service::Service<(crate::Context, crate::Next)>>::Future: Send,
+    {
+        let service = layer.layer(crate::handler::NextService::default());
+        self.around(crate::handler::ServiceMiddleware(service))
+    }
+
+    fn fallback(mut self, target: Target) -> Self {
+        if !self.routes.add_fallback(target) {
             let any = "*".to_owned();
             self.mistake
                 .get_or_insert(Error::DuplicateHandler { aggregate_type: any.clone(), event_type: any });
@@ -493,9 +565,9 @@ impl<S> RelayBuilder<S> {
         to: impl Into<Destination>,
     ) -> Self {
         let destination = to.into();
-        types.into_iter().fold(self, |builder, event_type| {
-            builder.route(GLOBAL.into(), event_type.into(), destination.clone().into())
-        })
+        types
+            .into_iter()
+            .fold(self, |builder, event_type| builder.destination(&event_type.into(), destination.clone()))
     }
 
     /// Sends every event that has no handler to a [`Publisher`](crate::Publisher), as
@@ -518,146 +590,17 @@ impl<S> RelayBuilder<S> {
         self
     }
 
-    /// Handles a [`Message`] with an async function that gets a transaction:
-    /// `async fn book(amount: Booked, cx: Context, tx: &mut Tx<'_, Postgres>) -> Handled`.
-    ///
-    /// Writes in that transaction are committed together with the settlement of the event, or not
-    /// at all: they take effect exactly once, whatever crashes. Only `Done` commits; a failure, a
-    /// snooze and a dead event roll back.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
-    /// use outbox::{Context, Handled, Message, Outbox, Tx};
-    /// use sqlx::Sqlite;
-    /// # use serde::{Deserialize, Serialize};
-    ///
-    /// #[derive(Serialize, Deserialize)]
-    /// struct Booked { account: String, amount: i64 }
-    /// impl Message for Booked { const TYPE: &'static str = "booked"; }
-    ///
-    /// async fn book(booked: Booked, _: Context, tx: &mut Tx<'_, Sqlite>) -> Handled {
-    ///     sqlx::query("UPDATE account SET balance = balance + $1 WHERE name = $2")
-    ///         .bind(booked.amount).bind(&booked.account).execute(&mut **tx).await?;
-    ///     Ok(())
-    /// }
-    ///
-    /// let outbox = Outbox::sqlite(":memory:").await?;
-    /// # outbox.migrate().await?;
-    /// # sqlx::query("CREATE TABLE account (name TEXT, balance INTEGER)").execute(outbox.pool()).await?;
-    /// let relay = outbox.multi_node().on_tx(book).start().await?;
-    /// # relay.stop().await?;
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// The transaction is open while the handler runs: keep it short, above all on SQLite, which
-    /// has one writer. Write further events into it with [`Tx::write`](crate::Tx::write):
-    /// `outbox.send` would wait for another connection, on SQLite for ever.
-    pub fn on_tx<DB, M, F>(self, handler: F) -> Self
-    where
-        DB: Database,
-        M: Message,
-        F: for<'t> TxFn<'t, DB, M>,
-    {
-        self.tx_handler::<DB>(M::AGGREGATE_TYPE, M::TYPE, TypedTxFn(handler, PhantomData))
-    }
-
-    /// Registers a [`TxHandler`]. A second one for the same aggregate type and event type is an
-    /// error.
-    pub fn tx_handler<DB: Database>(
-        self,
-        aggregate_type: impl Into<AggregateType>,
-        event_type: impl Into<EventType>,
-        handler: impl TxHandler<DB>,
-    ) -> Self {
-        let call = Call::Tx(Arc::new(Transactional::<DB>::new(handler)));
-        self.route(aggregate_type.into(), event_type.into(), call.into())
-    }
-
-    /// Registers a [`Handler`]. A second one for the same aggregate type and event type is an
-    /// error.
-    pub fn handler(
-        self,
-        aggregate_type: impl Into<AggregateType>,
-        event_type: impl Into<EventType>,
-        handler: impl Handler,
-    ) -> Self {
-        let call = Call::Plain(Arc::new(handler));
-        self.route(aggregate_type.into(), event_type.into(), call.into())
-    }
-
-    /// Registers a [`Handler`] with a retry policy of its own.
-    pub fn handler_with_retry(
-        self,
-        aggregate_type: impl Into<AggregateType>,
-        event_type: impl Into<EventType>,
-        handler: impl Handler,
-        retry: impl RetryPolicy,
-    ) -> Self {
-        self.handler(aggregate_type, event_type, handler).with_retry(retry)
-    }
-
-    /// Sets the retry policy of the handler that was registered right before, however it was
-    /// registered: with [`on`](Self::on), [`on_type`](Self::on_type),
-    /// [`on_aggregate`](Self::on_aggregate), [`on_any`](Self::on_any), [`on_tx`](Self::on_tx),
-    /// [`handler`](Self::handler) or [`tx_handler`](Self::tx_handler). The policy of a publisher is
-    /// set by [`Destination::retry`].
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
-    /// use std::time::Duration;
-    /// use outbox::{Backoff, Context, Outbox};
-    ///
-    /// let outbox = Outbox::sqlite(":memory:").await?;
-    /// # outbox.migrate().await?;
-    /// let relay = outbox.single_node()
-    ///     .on_type("email.send", async |_: Context| { /* … */ })
-    ///         .with_retry(Backoff::default().max_attempts(3))
-    ///         .with_timeout(Duration::from_secs(10))
-    ///     .on_any(async |_: Context| { /* … */ })
-    ///         .with_retry(Backoff::never())
-    ///     .start().await?;
-    /// # relay.stop().await?;
-    /// # Ok(()) }
-    /// ```
-    pub fn with_retry(self, retry: impl RetryPolicy) -> Self {
-        self.last_handler("with_retry", |route| route.retry = Some(Arc::new(retry)))
-    }
-
-    /// Limits the time of the handler that was registered right before, instead of
-    /// [`handler_timeout`](Self::handler_timeout). Follows a handler, as
-    /// [`with_retry`](Self::with_retry) does.
-    pub fn with_timeout(mut self, limit: Duration) -> Self {
-        if limit.is_zero() {
-            self.mistake.get_or_insert(Error::Setting("with_timeout must be greater than 0".to_owned()));
-        }
-        self.last_handler("with_timeout", |route| route.timeout = Some(limit))
-    }
-
-    fn last_handler(mut self, method: &str, set: impl FnOnce(&mut Route)) -> Self {
-        match self.routes.last_handler() {
-            Some(route) => set(route),
-            None => {
-                let mistake = format!(
-                    "{method} must follow a handler: on, on_type, on_aggregate, on_any, on_tx, handler"
-                );
-                self.mistake.get_or_insert(Error::Setting(mistake));
-            }
-        }
-        self
-    }
-
-    #[expect(clippy::needless_pass_by_value, reason = "private end of the public methods above")]
-    fn route(mut self, aggregate_type: AggregateType, event_type: EventType, route: Route) -> Self {
-        if !self.routes.add(aggregate_type.as_str(), event_type.as_str(), route) {
+    fn destination(mut self, event_type: &EventType, destination: Destination) -> Self {
+        if !self.routes.add(GLOBAL, event_type.as_str(), destination.into()) {
             self.mistake.get_or_insert(Error::DuplicateHandler {
-                aggregate_type: aggregate_type.as_str().to_owned(),
+                aggregate_type: GLOBAL.to_owned(),
                 event_type: event_type.as_str().to_owned(),
             });
         }
         self
     }
 
-    /// Adds an interceptor around every handler.
+    /// Adds an interceptor around every handler and publisher.
     pub fn interceptor(mut self, interceptor: impl Interceptor) -> Self {
         self.routes.interceptors.push(Arc::new(interceptor));
         self

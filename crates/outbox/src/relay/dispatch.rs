@@ -1,299 +1,34 @@
 //! Dispatch: workers take work units from the queues, call handlers, and send the verdicts to the
 //! settler.
 
-use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use chrono::Utc;
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tracing::Instrument as _;
 
 use super::forward::{self, Sent, forward};
 use super::key_queues::{KeyQueueRef, NextEvent, NextStep, TURN};
+use super::limits::{self, Admitting, CallPermit};
 use super::queues::WorkUnit;
 use super::report;
+use super::routes::{Call, Target, is_report, unrouted_delay};
 use super::settle::{EventVerdict, SettleRequest};
-use super::tx_dispatch::{ErasedOutbox, SettleOnCommit, TxDispatch, TxOutcome};
+use super::tx_dispatch::{SettleOnCommit, TxOutcome};
 use super::{Engine, Job};
 use crate::EVENTS;
-use crate::destination::{Breaker, Destination, Router};
-use crate::error::Error;
 use crate::escape::Escaped;
-use crate::event::{Event, EventType};
-use crate::handler::{Context, Failure, Handler, Interceptor, Outcome, Unrouted, no_handler, split_detail};
-use crate::join;
+use crate::handler::{
+    Context, ErasedHandler, Failure, Interceptor, Outcome, Unrouted, no_handler, split_detail,
+};
 use crate::log::Outgoing;
 use crate::poison::{self, Admission, Admitted};
 use crate::retry::{Backoff, RetryPolicy, decide};
-use crate::store::{Routed, Settlement, Verdict};
-
-/// Which handler serves which events.
-#[derive(Default)]
-pub(crate) struct Routes {
-    by_type: HashMap<String, Vec<(String, Route)>>,
-    router: Option<Arc<dyn Router>>,
-    fallback: Option<Route>,
-    /// The handler that was added last.
-    last: Option<LastAdded>,
-    pub(crate) interceptors: Vec<Arc<dyn Interceptor>>,
-    pub(crate) unrouted: Unrouted,
-    /// Event types that handlers and destinations were registered for.
-    named: OnceLock<Arc<Routed>>,
-}
-
-/// Where to find the handler that was added last.
-enum LastAdded {
-    OfType { event_type: String, aggregate_type: String },
-    Fallback,
-}
-
-/// A handler, with its own retry policy and time limit if it has them.
-#[derive(Clone)]
-pub(crate) struct Route {
-    pub(crate) call: Call,
-    pub(crate) retry: Option<Arc<dyn RetryPolicy>>,
-    pub(crate) timeout: Option<Duration>,
-}
-
-impl From<Call> for Route {
-    fn from(call: Call) -> Self {
-        Self { call, retry: None, timeout: None }
-    }
-}
-
-/// How a handler is called.
-#[derive(Clone)]
-pub(crate) enum Call {
-    /// With the event.
-    Plain(Arc<dyn Handler>),
-    /// With the event, and a transaction that also settles it.
-    Tx(Arc<dyn TxDispatch>),
-    /// Not called by itself: a publisher gets the event, in a batch with others.
-    Publish(Destination),
-}
-
-impl From<Destination> for Route {
-    fn from(destination: Destination) -> Self {
-        Self { retry: destination.retry.clone(), ..Call::Publish(destination).into() }
-    }
-}
-
-impl Routes {
-    /// Adds a handler; false if there is one for the same aggregate type and event type.
-    pub(crate) fn add(&mut self, aggregate_type: &str, event_type: &str, route: Route) -> bool {
-        let routes = self.by_type.entry(event_type.to_owned()).or_default();
-        if routes.iter().any(|(aggregate, _)| aggregate == aggregate_type) {
-            return false;
-        }
-        routes.push((aggregate_type.to_owned(), route));
-        let (event_type, aggregate_type) = (event_type.to_owned(), aggregate_type.to_owned());
-        self.last = Some(LastAdded::OfType { event_type, aggregate_type });
-        true
-    }
-
-    /// The handler that was added last; `None` if there is none, or if a publisher was added after
-    /// it.
-    pub(crate) fn last_handler(&mut self) -> Option<&mut Route> {
-        let route = match self.last.as_ref()? {
-            LastAdded::OfType { event_type, aggregate_type } => {
-                let routes = self.by_type.get_mut(event_type)?;
-                routes.iter_mut().find(|(aggregate, _)| aggregate == aggregate_type).map(|(_, route)| route)
-            }
-            LastAdded::Fallback => self.fallback.as_mut(),
-        };
-        route.filter(|route| !matches!(route.call, Call::Publish(_)))
-    }
-
-    /// Sets the handler of events that have no other; false if there is one already.
-    pub(crate) fn add_fallback(&mut self, route: Route) -> bool {
-        let free = self.fallback.is_none();
-        self.fallback.get_or_insert(route);
-        self.last = Some(LastAdded::Fallback);
-        free
-    }
-
-    /// Sets the router of events that have no handler; false if there is one already.
-    pub(crate) fn add_router(&mut self, router: Arc<dyn Router>) -> bool {
-        let free = self.router.is_none();
-        self.router.get_or_insert(router);
-        self.last = None;
-        free
-    }
-
-    /// The destination of an event, if a publisher gets it.
-    pub(crate) fn destination(&self, event: &Event) -> Option<Destination> {
-        match self.find(event)?.call {
-            Call::Publish(destination) => Some(destination),
-            Call::Plain(_) | Call::Tx(_) => None,
-        }
-    }
-
-    /// How a worker of this event's key treats it.
-    fn next_step(&self, event: &Event) -> NextStep {
-        match self.find(event) {
-            Some(Route { call: Call::Publish(_), .. }) => NextStep::Publish,
-            // Its own transaction settles it: the events before it must be settled by then, or a
-            // crash would redeliver those after it.
-            Some(Route { call: Call::Tx(_), .. }) => NextStep::HandleWhenSettled,
-            Some(Route { call: Call::Plain(_), .. }) | None => NextStep::Handle,
-        }
-    }
-
-    /// Whether all events of a type, whatever their other fields, go through this breaker.
-    pub(crate) fn sends_all(&self, event_type: &EventType, breaker: &Arc<Breaker>) -> bool {
-        self.destination_of_type(event_type)
-            .is_some_and(|destination| Arc::ptr_eq(&destination.breaker, breaker))
-    }
-
-    /// Whether events may go to more than one destination.
-    pub(crate) fn may_split(&self) -> bool {
-        let routes = self.by_type.values().flatten().map(|(_, route)| route).chain(&self.fallback);
-        let mut breakers = routes.filter_map(|route| match &route.call {
-            Call::Publish(destination) => Some(destination.breaker.id),
-            Call::Plain(_) | Call::Tx(_) => None,
-        });
-        let first = breakers.next();
-        self.router.is_some() || breakers.any(|breaker| Some(breaker) != first)
-    }
-
-    /// The types that handlers and destinations were registered for.
-    pub(crate) fn types(&self) -> impl Iterator<Item = &str> {
-        self.by_type.keys().map(String::as_str)
-    }
-
-    /// The events that this relay takes; `None`: all.
-    pub(crate) fn routed(&self) -> Option<Arc<Routed>> {
-        if self.unrouted != Unrouted::Leave || self.fallback.is_some() {
-            return None;
-        }
-        let named = self.named.get_or_init(|| Arc::new(self.named()));
-        let Some(router) = &self.router else { return Some(named.clone()) };
-        // A router that panics restricts nothing.
-        let asked = std::panic::catch_unwind(AssertUnwindSafe(|| router.routed())).ok().flatten()?;
-        let mut all = Routed::clone(named);
-        all.types.extend(writable(&asked.types));
-        all.patterns.extend(writable(&asked.patterns));
-        let pairs =
-            asked.pairs.iter().filter(|(aggregate, of_type)| is_writable(aggregate) && is_writable(of_type));
-        all.pairs.extend(pairs.cloned());
-        (all.patterns.len() <= MOST_PATTERNS).then(|| Arc::new(all))
-    }
-
-    fn named(&self) -> Routed {
-        // The relay itself handles reports, whatever its routes are.
-        let mut routed = Routed::default().and_type(join::REPORT);
-        for (event_type, routes) in self.by_type.iter().filter(|(event_type, _)| is_writable(event_type)) {
-            if routes.iter().any(|(aggregate, _)| aggregate == crate::event::GLOBAL) {
-                routed.types.insert(event_type.clone());
-                continue;
-            }
-            let aggregates = routes.iter().map(|(aggregate, _)| aggregate);
-            routed.pairs.extend(writable(aggregates).map(|aggregate| (aggregate, event_type.clone())));
-        }
-        routed
-    }
-
-    /// Whether this relay leaves an event to other relays.
-    pub(crate) fn leaves(&self, event: &Event) -> bool {
-        self.unrouted == Unrouted::Leave && !is_report(event) && self.find(event).is_none()
-    }
-
-    /// The destination of all events of a type, whatever their other fields, if it is the same for
-    /// all.
-    pub(crate) fn destination_of_type(&self, event_type: &EventType) -> Option<Destination> {
-        if *event_type == join::REPORT {
-            return None;
-        }
-        let routes = self.by_type.get(event_type.as_str()).map_or(&[][..], Vec::as_slice);
-        let mut calls: Vec<Call> = routes.iter().map(|(_, route)| route.call.clone()).collect();
-        if !routes.iter().any(|(aggregate, _)| aggregate == crate::event::GLOBAL) {
-            calls.push(match &self.router {
-                Some(router) => {
-                    let asked = std::panic::catch_unwind(AssertUnwindSafe(|| router.of_type(event_type)));
-                    Call::Publish(asked.ok().flatten()?)
-                }
-                None => self.fallback.as_ref()?.call.clone(),
-            });
-        }
-        let mut destinations = calls.into_iter().map(|call| match call {
-            Call::Publish(destination) => Some(destination),
-            Call::Plain(_) | Call::Tx(_) => None,
-        });
-        let first = destinations.next()??;
-        destinations.all(|other| other.is_some_and(|other| other.is_same(&first))).then_some(first)
-    }
-
-    /// Error if some handler cannot work with this outbox.
-    pub(crate) fn misfit(&self, outbox: Option<&ErasedOutbox>) -> Option<Error> {
-        let routes = self.by_type.values().flatten().map(|(_, route)| route).chain(&self.fallback);
-        routes
-            .filter_map(|route| match &route.call {
-                Call::Tx(handler) => handler.check_compatible(outbox),
-                Call::Plain(_) | Call::Publish(_) => None,
-            })
-            .next()
-    }
-
-    /// The route of an event: the handler for the aggregate type, or the one registered without an
-    /// aggregate type, or the destination that the router returns, or the fallback.
-    fn find(&self, event: &Event) -> Option<Route> {
-        if is_report(event) {
-            return None;
-        }
-        let routes = self.by_type.get(event.event_type().as_str()).map_or(&[][..], Vec::as_slice);
-        let of = |aggregate: &str| routes.iter().find(|(a, _)| a == aggregate).map(|(_, route)| route);
-        let routed = || {
-            let router = self.router.as_ref()?;
-            match std::panic::catch_unwind(AssertUnwindSafe(|| router.route(event))) {
-                Ok(destination) => destination.map(Route::from),
-                // Not "no destination": that would dead-letter the event.
-                Err(panic) => {
-                    Some(Call::Plain(Arc::new(FailingHandler(panicked("the router", &*panic)))).into())
-                }
-            }
-        };
-        let named = of(event.aggregate_type().as_str()).or_else(|| of(crate::event::GLOBAL)).cloned();
-        named.or_else(routed).or_else(|| self.fallback.clone())
-    }
-}
-
-/// With more patterns than this the database does not filter by the router's types: the relay takes
-/// everything.
-const MOST_PATTERNS: usize = 100;
-
-/// Whether an event may have this name. PostgreSQL has no text with a NUL in it, and fails when a
-/// query contains one.
-fn is_writable(name: &str) -> bool {
-    !name.contains('\0')
-}
-
-fn writable<'a>(names: impl IntoIterator<Item = &'a String>) -> impl Iterator<Item = String> {
-    names.into_iter().filter(|name| is_writable(name)).cloned()
-}
-
-/// Delay of an event that was taken and has no route after all: the age of the event, within
-/// limits. So a relay that routes it gets it soon, and many such events cost few writes.
-fn unrouted_delay(age: Duration) -> Duration {
-    age.clamp(Duration::from_secs(5), Duration::from_secs(600))
-}
-
-/// Stands in for a handler that could not be determined, because the router panicked.
-struct FailingHandler(Failure);
-
-#[async_trait]
-impl Handler for FailingHandler {
-    async fn handle(&self, _: Context) -> Result<Outcome, Failure> {
-        Err(self.0.clone())
-    }
-}
-
-/// Whether the relay itself handles the event.
-fn is_report(event: &Event) -> bool {
-    *event.event_type() == join::REPORT
-}
+use crate::store::{Settlement, Verdict};
+use crate::trace;
 
 /// A worker: one of as many as handlers may run at once.
 pub(crate) async fn run_worker(engine: Arc<Engine>) {
@@ -308,29 +43,63 @@ pub(crate) async fn run_worker(engine: Arc<Engine>) {
             forward::release_key_queue(&engine, queue).await;
             continue;
         }
+        if engine.is_paused(&unit) {
+            release_unit(&engine, unit).await;
+            continue;
+        }
         if let Some(destination) = engine.destination(&unit) {
             forward(&engine, unit, &destination).await;
             continue;
         }
-        match unit {
-            WorkUnit::One(job) => {
-                if job.cold {
-                    engine.queues.uncount_cold(1);
-                }
-                let mut admitted = None;
-                let entry = handle(&engine, &job, &mut admitted).await;
-                if let Some(entry) = entry {
-                    engine.settler.send(SettleRequest::verdicts(vec![entry], job.epoch)).await;
-                }
-            }
-            WorkUnit::Key(key) => handle_key(&engine, key).await,
+        match limits::admit(&engine, unit).await {
+            Admitting::Now(WorkUnit::Key(key), permit) => handle_key(&engine, key, permit).await,
+            Admitting::Now(WorkUnit::One(job), _permit) => handle_one(&engine, job).await,
+            // `admit` returns the unit itself.
+            Admitting::Now(WorkUnit::Admitted(..), _) | Admitting::Later => {}
         }
     }
 }
 
+/// Releases the events of a work unit: they are left in the table for now.
+pub(super) async fn release_unit(engine: &Arc<Engine>, unit: WorkUnit) {
+    match unit {
+        WorkUnit::One(job) => {
+            if job.cold {
+                engine.queues.uncount_cold(1);
+            }
+            engine.release(&job);
+        }
+        WorkUnit::Key(queue) => forward::release_key_queue(engine, &queue).await,
+        WorkUnit::Admitted(unit, _) => Box::pin(release_unit(engine, *unit)).await,
+    }
+}
+
+/// Handles an event without a key.
+async fn handle_one(engine: &Arc<Engine>, job: Job) {
+    if job.cold {
+        engine.queues.uncount_cold(1);
+    }
+    let mut admitted = None;
+    if let Some(entry) = handle(engine, &job, &mut admitted).await {
+        engine.settler.send(SettleRequest::verdicts(vec![entry], job.epoch)).await;
+    }
+}
+
 /// Handles the events of a key one after another, up to the first that is not done.
-async fn handle_key(engine: &Arc<Engine>, key: KeyQueueRef) {
-    for _ in 0..TURN {
+async fn handle_key(engine: &Arc<Engine>, key: KeyQueueRef, permit: Option<CallPermit>) {
+    let (mut key, mut permit) = (key, permit);
+    for n in 0..TURN {
+        if n > 0 {
+            // The next event may have another handler.
+            let unit = match permit.take() {
+                Some(permit) => WorkUnit::Admitted(Box::new(WorkUnit::Key(key)), permit),
+                None => WorkUnit::Key(key),
+            };
+            let Admitting::Now(WorkUnit::Key(again), call) = limits::admit(engine, unit).await else {
+                return;
+            };
+            (key, permit) = (again, call);
+        }
         let job = match engine.key_queues.next(&key, |job| engine.routes.next_step(&job.delivery.event)) {
             NextEvent::Job(job) => job,
             NextEvent::Refused => return forward::release_key_queue(engine, &key).await,
@@ -363,6 +132,7 @@ async fn handle_key(engine: &Arc<Engine>, key: KeyQueueRef) {
         return;
     }
     // Other work units get a turn, or the next event is for a publisher.
+    drop(permit);
     engine.queues.push_cold(vec![WorkUnit::Key(key)]);
 }
 
@@ -541,8 +311,8 @@ async fn count_start(engine: &Engine, job: &Job) -> Admission {
 }
 
 /// Runs interceptors and the handler.
-async fn call(engine: &Engine, job: &Job, route: Option<&Route>) -> TxOutcome {
-    let cx = Context::new(&job.delivery, engine.node(), &engine.store_name);
+async fn call(engine: &Engine, job: &Job, route: Option<&Target>) -> TxOutcome {
+    let cx = Context::new(&job.delivery, &engine.scope);
     let (entered, refused) = before(&engine.routes.interceptors, &cx);
     let outcome = match (refused, route) {
         (Some(failure), _) => TxOutcome::Returned(Err(failure)),
@@ -589,7 +359,7 @@ pub(super) fn after(engine: &Engine, cx: &Context, entered: usize, result: &Resu
     }
 }
 
-async fn run(engine: &Engine, job: &Job, route: &Route, cx: Context) -> TxOutcome {
+async fn run(engine: &Engine, job: &Job, route: &Target, cx: Context) -> TxOutcome {
     let limit = route.timeout.unwrap_or(engine.settings.handler_timeout);
     // Log lines of a handler belong to its event's span.
     let span = tracing::info_span!(
@@ -599,7 +369,7 @@ async fn run(engine: &Engine, job: &Job, route: &Route, cx: Context) -> TxOutcom
     match &route.call {
         Call::Plain(handler) => {
             // Created inside of the guarded future: a handler may panic before its first await.
-            let handled = async move { handler.handle(cx).await }.instrument(span);
+            let handled = async move { call_handler(engine, handler, cx).await }.instrument(span);
             TxOutcome::Returned(guarded(HANDLER, limit, handled).await)
         }
         // The route has changed since this worker took the event.
@@ -609,7 +379,7 @@ async fn run(engine: &Engine, job: &Job, route: &Route, cx: Context) -> TxOutcom
             let sent = forward::publish(engine, &destination.breaker, &one, &is_held).await.pop();
             TxOutcome::Returned(sent.unwrap_or(Sent::NotAttempted).into_handled())
         }
-        Call::Tx(handler) => {
+        Call::Tx(handler, dispatch) => {
             let settling = SettleOnCommit {
                 store: engine.name(),
                 settlement: job.settlement(Verdict::Done),
@@ -623,8 +393,22 @@ async fn run(engine: &Engine, job: &Job, route: &Route, cx: Context) -> TxOutcom
                 // Twice the limit of one operation: there are several.
                 commit_timeout: engine.fleet.as_ref().map(|fleet| fleet.seat.patience * 2),
             };
-            handler.run(engine.outbox.as_ref(), cx, &settling).instrument(span).await
+            let call = |cx| call_handler(engine, handler, cx);
+            dispatch.run(engine.outbox.as_ref(), cx, &settling, &call).instrument(span).await
         }
+    }
+}
+
+/// Calls a handler, with the middleware around it. Events that it writes get the correlation id of
+/// its event.
+fn call_handler<'a>(
+    engine: &'a Engine,
+    handler: &'a Arc<dyn ErasedHandler>,
+    cx: Context,
+) -> BoxFuture<'a, Result<Outcome, Failure>> {
+    match cx.correlation_id().map(str::to_owned) {
+        None => engine.routes.call(handler, cx),
+        Some(id) => Box::pin(trace::correlated(id, async move { engine.routes.call(handler, cx).await })),
     }
 }
 
@@ -644,7 +428,7 @@ pub(super) async fn guarded<T>(
     }
 }
 
-fn panicked(name: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
+pub(super) fn panicked(name: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
     let message = panic
         .downcast_ref::<&str>()
         .copied()

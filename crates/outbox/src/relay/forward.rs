@@ -12,11 +12,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::dispatch::{
-    Ready, Routes, RunningSuspects, after, before, decide_safely, guarded, log_verdict, ready,
-};
+use super::dispatch::{Ready, RunningSuspects, after, before, decide_safely, guarded, log_verdict, ready};
 use super::key_queues::{KeyQueueRef, TURN};
 use super::queues::WorkUnit;
+use super::routes::Routes;
 use super::settle::{EventVerdict, SettleRequest};
 use super::{Engine, Job};
 use crate::destination::{Breaker, BreakerDecision, BreakerPhase, Destination, Probe};
@@ -92,6 +91,8 @@ impl PublishBatch {
                     queue.id.destination.is_none_or(|breaker| breaker == to.breaker.id)
                         && engine.key_queues.peek(queue, |job| engine.fits_batch(job, to)).unwrap_or(false)
                 }
+                // It goes to a handler.
+                WorkUnit::Admitted(..) => false,
             };
             while batch.jobs.len() < MAX_BATCH {
                 let more = engine.queues.take_more(MAX_BATCH - batch.jobs.len(), wanted);
@@ -126,6 +127,7 @@ impl PublishBatch {
                 self.jobs.extend(jobs);
                 self.key_queues.push((key, start..self.jobs.len()));
             }
+            WorkUnit::Admitted(unit, _) => self.add(engine, *unit, to),
         }
     }
 
@@ -202,7 +204,7 @@ impl PublishBatch {
             return None;
         }
         let job = &self.jobs[index];
-        let cx = Context::new(&job.delivery, engine.node(), &engine.store_name);
+        let cx = Context::new(&job.delivery, &engine.scope);
         let (count, refused) = before(interceptors, &cx);
         let Some(failure) = refused else {
             entered.insert(index, (cx, count));
@@ -698,6 +700,7 @@ impl Engine {
         match unit {
             WorkUnit::One(job) => self.routes.destination(&job.delivery.event),
             WorkUnit::Key(queue) => self.destination_of_queue(queue),
+            WorkUnit::Admitted(unit, _) => self.destination(unit),
         }
     }
 

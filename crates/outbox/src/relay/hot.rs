@@ -124,6 +124,8 @@ impl Engine {
             || event.expires_at().is_some()
             // The event would be released at once, which is a write.
             || self.outages.leaves_in_table(event.event_type())
+            || !self.limits.allows_hot(&self.routes, event)
+            || self.paused.contains(event.event_type().as_str())
             // Written without a lease, for a relay that routes it.
             || self.routes.leaves(event)
         {

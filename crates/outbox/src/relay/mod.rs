@@ -14,7 +14,9 @@
 //! | `bytes` | memory limit of the events that were read |
 //! | `queues`, `key_queues`, `in_flight` | the hot and the cold queue, the order within a key, the events this node holds |
 //! | `ownership` | the right to act: leases on rows, or leadership of the table |
+//! | `routes` | which handler or publisher gets which event |
 //! | `dispatch`, `tx_dispatch` | workers call handlers, also in a transaction that settles the event |
+//! | `limits`, `paused` | handlers that are called often enough already; event types that are paused |
 //! | `forward` | workers send events to publishers, in batches |
 //! | `report` | reports the outcome of a step to a join in another database |
 //! | `settle` | the settling task: writes verdicts in batches |
@@ -33,13 +35,16 @@ mod forward;
 pub(crate) mod hot;
 mod in_flight;
 mod key_queues;
+mod limits;
 mod log_relay;
 mod maintenance;
 mod monitor;
 mod ownership;
+mod paused;
 mod presence;
 mod queues;
 mod report;
+mod routes;
 #[cfg(test)]
 mod schedules;
 mod settle;
@@ -61,18 +66,21 @@ use tokio::task::{AbortHandle, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 pub use builder::Mode;
+pub(crate) use builder::OutboxSource;
 pub(crate) use builder::RelaySettings;
-pub use builder::{OneOutbox, PurgeSettings, RelayBuilder};
-pub(crate) use dispatch::Routes;
+pub use builder::{PurgeSettings, RelayBuilder, RelaySource, StoreOnly};
+pub(crate) use routes::Routes;
 
 use self::forward::Outages;
 use self::hot::HotPath;
 use self::in_flight::InFlight;
 use self::key_queues::KeyQueues;
+use self::limits::Limits;
 use self::log_relay::{LogRelay, LogRelayHandle};
 use self::maintenance::Renewer;
 use self::monitor::Monitor;
 use self::ownership::Ownership;
+use self::paused::PausedTypes;
 use self::queues::Queues;
 use self::settle::{EventVerdict, SettleQueue, SettleRequest, Settler};
 use self::stats::{Observation, RelayStats};
@@ -80,7 +88,9 @@ use self::supervise::Supervisor;
 use self::take::{DueTimer, Taker};
 use self::tx_dispatch::ErasedOutbox;
 use crate::error::{Error, Result};
+use crate::event::EventType;
 use crate::fleet::share::FleetLimits;
+use crate::handler::RelayScope;
 use crate::metrics::Metrics;
 use crate::poison::CrashGuard;
 use crate::store::{Claim, Delivery, NodeId, RelayHealth, RelayTask, Settlement, SharedStore, Verdict};
@@ -135,8 +145,8 @@ fn fence(epoch: i64, claim: Claim) -> in_flight::Fence {
 /// State that all tasks of a relay share.
 pub(crate) struct Engine {
     pub(crate) store: SharedStore,
-    /// Name of the store, for handler contexts.
-    pub(crate) store_name: Arc<str>,
+    /// The part of a handler's context that is the same for all events.
+    pub(crate) scope: Arc<RelayScope>,
     pub(crate) settings: RelaySettings,
     pub(crate) routes: Arc<Routes>,
     /// Source of the transactions of handlers.
@@ -166,6 +176,10 @@ pub(crate) struct Engine {
     pub(crate) progress: Notify,
     /// Destinations that are unavailable.
     pub(crate) outages: Outages,
+    /// Calls of handlers that have a limit.
+    pub(crate) limits: Limits,
+    /// Event types that are paused.
+    pub(crate) paused: PausedTypes,
     /// Queue of the settling task.
     pub(crate) settler: SettleQueue,
     /// Counters of settled events.
@@ -209,6 +223,7 @@ impl Engine {
 
     /// Drops everything in memory: another node holds the table.
     pub(crate) fn reset(&self) {
+        self.limits.clear();
         self.queues.clear();
         self.key_queues.clear();
         self.in_flight.clear();
@@ -292,12 +307,12 @@ impl Relay {
     /// Builds the engine, acquires leadership where the mode needs it, and starts every task. No
     /// task runs before every step that can fail is done.
     pub(crate) async fn start(
-        source: OneOutbox,
+        source: OutboxSource,
         settings: RelaySettings,
         routes: Arc<Routes>,
         fleet: Option<FleetLimits>,
     ) -> Result<Self> {
-        let OneOutbox { store, door, outbox } = source;
+        let OutboxSource { store, door, outbox } = source;
         if let Some(error) = routes.misfit(outbox.as_ref()) {
             return Err(error);
         }
@@ -314,6 +329,7 @@ impl Relay {
         let metrics = Metrics::new(&settings.metrics_prefix, store.name());
         let monitor = Arc::new(Monitor::new(metrics.clone(), settings.poll_interval));
         let supervisor = Arc::new(Supervisor::new(store.name(), monitor.clone()));
+        let stop = CancellationToken::new();
         let engine = Arc::new(Engine {
             metrics,
             monitor,
@@ -330,11 +346,18 @@ impl Relay {
             due_timer: DueTimer::default(),
             renew: Notify::new(),
             outages: Outages::default(),
+            limits: routes.limits(),
+            paused: PausedTypes::default(),
             progress: Notify::new(),
             crash_guard: CrashGuard::default(),
-            stop: CancellationToken::new(),
             over: CancellationToken::new(),
-            store_name: store.name().into(),
+            scope: Arc::new(RelayScope {
+                node: settings.node.clone(),
+                store: store.name().into(),
+                states: routes.states.clone(),
+                stop: stop.clone(),
+            }),
+            stop,
             store,
             outbox,
             settings,
@@ -478,6 +501,64 @@ impl Relay {
     pub async fn stopped(&self) -> Result<()> {
         let _ = self.ended.clone().wait_for(|ended| *ended).await;
         self.handle.check()
+    }
+
+    /// Runs until the shutdown future is ready, then [stops](Relay::stop); or until the relay has
+    /// [ended](Relay::stopped) by itself, which is an error.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// # let signal = async {};
+    /// let relay = outbox.multi_node().start().await?;
+    /// relay.until(signal).await?;                          // such as `tokio::signal::ctrl_c()`
+    /// # Ok(()) }
+    /// ```
+    pub async fn until(self, shutdown: impl Future) -> Result<()> {
+        tokio::select! {
+            _ = shutdown => {}
+            ended = self.stopped() => return ended,
+        }
+        self.stop().await
+    }
+
+    /// Delivers no events of this type until [`resume`](Relay::resume). Events that wait are left in
+    /// the table, for other relays too; handlers that run are not interrupted. Later events of their
+    /// keys wait behind them. Only for this relay, and until it stops. Returns false if the type was
+    /// paused already.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// use outbox::{Context, Event, Outbox, Status};
+    ///
+    /// let outbox = Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let relay = outbox.single_node().on_type("mail.wanted", async |_: Context| ()).start().await?;
+    /// relay.pause("mail.wanted");
+    /// let id = outbox.send(Event::new("mail.wanted").json(&1)).await?.unwrap();
+    /// relay.idle().await?;
+    /// assert_eq!(outbox.admin().find(&id).await?.unwrap().status, Status::New);
+    /// relay.resume("mail.wanted");
+    /// relay.idle().await?;
+    /// assert_eq!(outbox.admin().find(&id).await?.unwrap().status, Status::Done);
+    /// relay.stop().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn pause(&self, event_type: impl Into<EventType>) -> bool {
+        self.handle.engine.paused.set(event_type.into().as_str(), true)
+    }
+
+    /// Delivers events of a [paused](Relay::pause) type again. Returns false if it was not paused.
+    pub fn resume(&self, event_type: impl Into<EventType>) -> bool {
+        let changed = self.handle.engine.paused.set(event_type.into().as_str(), false);
+        self.handle.engine.wake.notify_one();
+        changed
+    }
+
+    /// The event types that are paused.
+    pub fn paused(&self) -> Vec<EventType> {
+        self.handle.engine.paused.types().into_iter().map(EventType::from).collect()
     }
 
     pub(crate) fn handle(&self) -> Handle {

@@ -9,6 +9,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::Job;
 use super::key_queues::KeyQueueRef;
+use super::limits::CallPermit;
 use super::sync::{AtomicUsize, Mutex};
 
 /// Work for one worker.
@@ -18,6 +19,8 @@ pub(crate) enum WorkUnit {
     /// The events of a key (and destination, if the queue has one), one after another.
     /// [`KeyQueues`](super::key_queues::KeyQueues) holds the events.
     Key(KeyQueueRef),
+    /// A unit that was set aside, with the permit for its next event.
+    Admitted(Box<WorkUnit>, CallPermit),
 }
 
 /// A worker scans this many times as many work units as it wants to add to its batch.
@@ -170,9 +173,10 @@ impl Queues {
     /// Drops all queued work.
     pub(crate) fn clear(&self) {
         let mut state = self.state();
-        state.hot.clear();
-        state.cold.clear();
+        // Dropped without the lock: a call permit adds a work unit when it is dropped.
+        let units = (std::mem::take(&mut state.hot), std::mem::take(&mut state.cold));
         drop(state);
+        drop(units);
         self.cold_events.store(0, Ordering::Release);
         self.drained.notify_one();
     }

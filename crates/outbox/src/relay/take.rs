@@ -83,7 +83,8 @@ pub(crate) struct Taker {
     only: Option<Arc<Routed>>,
     /// When the cursor was last moved past events that this relay does not take.
     skipped_unrouted_at: Option<Instant>,
-    /// Types that the last pass skipped, because their destination is unavailable.
+    /// Types that the last pass skipped: their destination is unavailable, their handler is called
+    /// as often as its limit allows, or they are paused.
     unavailable_types: BTreeSet<String>,
     /// The last event that was taken as a probe, by destination. The next probe is another event.
     probed: HashMap<u64, Cursor>,
@@ -410,9 +411,15 @@ impl Taker {
     /// Updates the types whose destination is unavailable. If they have changed, a full pass comes
     /// next.
     fn refresh_unavailable(&mut self) -> Vec<(Arc<Breaker>, Vec<String>)> {
-        let unavailable = self.engine.outages.types(&self.engine.routes);
-        let unavailable_types: BTreeSet<String> =
+        let engine = &self.engine;
+        let mut unavailable = engine.outages.types(&engine.routes);
+        for (_, types) in &mut unavailable {
+            types.retain(|event_type| !engine.paused.contains(event_type));
+        }
+        let mut unavailable_types: BTreeSet<String> =
             unavailable.iter().flat_map(|(_, types)| types).cloned().collect();
+        unavailable_types.extend(engine.limits.full_types());
+        unavailable_types.extend(engine.paused.types());
         if unavailable_types != self.unavailable_types {
             // The skipped rows lie before the cursor.
             (self.unavailable_types, self.cursor) = (unavailable_types, None);

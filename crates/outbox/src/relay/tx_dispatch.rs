@@ -6,16 +6,18 @@
 //! handle one event at the same time, because a lease ran out, conflict on its row: one commits.
 
 use std::any::Any;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 
 use super::dispatch::{HANDLER, guarded};
 use super::in_flight::{Fence, InFlight};
 use crate::error::Error;
 use crate::escape::Escaped;
-use crate::handler::{Context, Failure, Outcome, TxHandler};
+use crate::handler::{Context, Failure, Outcome, TxSlot};
 use crate::outbox::Outbox;
 use crate::sql::Database;
 use crate::store::{Completion, Holder, Settled, Settlement};
@@ -30,20 +32,25 @@ const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
 /// An outbox whose database type is erased.
 pub(crate) type ErasedOutbox = Arc<dyn Any + Send + Sync>;
 
-/// A handler that gets a transaction, whatever the database.
+/// Begins the transaction of a handler and settles in it, whatever the database.
 #[async_trait]
-pub(crate) trait TxDispatch: Send + Sync {
+pub trait TxDispatch: Send + Sync {
     /// Error if this outbox has no transactions for the handler.
     fn check_compatible(&self, outbox: Option<&ErasedOutbox>) -> Option<Error>;
 
-    /// Handles and settles.
+    /// Calls the handler and settles.
     async fn run(
         &self,
         outbox: Option<&ErasedOutbox>,
         cx: Context,
         settling: &SettleOnCommit<'_>,
+        call: &CallHandler<'_>,
     ) -> TxOutcome;
 }
+
+/// Calls a handler.
+pub(crate) type CallHandler<'a> =
+    dyn Fn(Context) -> BoxFuture<'a, Result<Outcome, Failure>> + Send + Sync + 'a;
 
 /// How the transaction settles the event.
 pub(crate) struct SettleOnCommit<'a> {
@@ -73,12 +80,12 @@ pub(crate) enum TxOutcome {
     Returned(Result<Outcome, Failure>),
 }
 
-/// A [`TxHandler`] for one kind of database.
-pub(crate) struct Transactional<DB: Database>(Box<dyn TxHandler<DB>>);
+/// Transactions of one kind of database.
+pub(crate) struct Transactional<DB>(PhantomData<fn() -> DB>);
 
 impl<DB: Database> Transactional<DB> {
-    pub(crate) fn new(handler: impl TxHandler<DB>) -> Self {
-        Self(Box::new(handler))
+    pub(crate) fn new() -> Self {
+        Self(PhantomData)
     }
 
     /// Settles in the handler's transaction. `None`: this node no longer holds the event.
@@ -130,6 +137,7 @@ impl<DB: Database> TxDispatch for Transactional<DB> {
         outbox: Option<&ErasedOutbox>,
         cx: Context,
         settling: &SettleOnCommit<'_>,
+        call: &CallHandler<'_>,
     ) -> TxOutcome {
         let Some(outbox) = outbox.and_then(|outbox| outbox.downcast_ref::<Outbox<DB>>()) else {
             let wanted = format!(
@@ -138,7 +146,7 @@ impl<DB: Database> TxDispatch for Transactional<DB> {
             );
             return TxOutcome::Returned(Err(Failure::dead(wanted)));
         };
-        let mut tx = match outbox.begin_for_handler().await {
+        let tx = match outbox.begin_for_handler().await {
             Ok(tx) => tx,
             Err(error) => return classify(settling, "begin its transaction", &error),
         };
@@ -147,7 +155,13 @@ impl<DB: Database> TxDispatch for Transactional<DB> {
             roll_back(tx).await;
             return TxOutcome::Stale;
         }
-        let result = guarded(HANDLER, settling.limit, async { self.0.handle(cx, &mut tx).await }).await;
+        let slot = Arc::new(TxSlot::new(tx));
+        let cx = cx.with_tx(slot.clone());
+        let result = guarded(HANDLER, settling.limit, async { call(cx).await }).await;
+        let Some(tx) = slot.close::<DB>() else {
+            let kept = "the handler kept its transaction: it has to be dropped before the handler returns";
+            return TxOutcome::Returned(result.and(Err(Failure::retry(kept))));
+        };
         if result != Ok(Outcome::Done) {
             roll_back(tx).await;
             return TxOutcome::Returned(result);

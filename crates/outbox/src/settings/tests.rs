@@ -27,7 +27,7 @@ fn mistakes_in(text: &str, variables: &[(&str, &str)]) -> Vec<String> {
     read.err().map(|error| error.mistakes().collect()).unwrap_or_default()
 }
 
-async fn relay(settings: &Settings) -> RelayBuilder {
+async fn relay(settings: &Settings) -> RelayBuilder<sqlx::Sqlite> {
     Outbox::sqlite(":memory:").await.unwrap().relay(settings)
 }
 

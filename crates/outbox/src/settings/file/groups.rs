@@ -10,7 +10,7 @@ use super::mode::WrittenMode;
 use super::time::Time;
 use crate::handler::Unrouted;
 use crate::log::PacingSettings;
-use crate::relay::{Mode, PurgeSettings, RelayBuilder};
+use crate::relay::{Mode, PurgeSettings, RelayBuilder, RelaySource};
 use crate::retry::Backoff;
 use crate::store::{Completion, OnDead};
 use crate::text::Text;
@@ -162,7 +162,7 @@ impl Groups {
     }
 
     /// Applies all settings except the mode to a relay.
-    pub fn apply<S>(&self, mut relay: RelayBuilder<S>) -> RelayBuilder<S> {
+    pub fn apply<D: RelaySource>(&self, mut relay: RelayBuilder<D>) -> RelayBuilder<D> {
         let General { mode: _, migrate: _, completion, on_dead, unrouted } = &self.general;
         relay = set(relay, *completion, |relay, completion| relay.completion(completion.into()));
         relay = set(relay, *on_dead, |relay, on_dead| relay.on_dead(on_dead.into()));
@@ -205,7 +205,7 @@ impl Groups {
         self.purge.apply(self.apply_log(relay), self.mode())
     }
 
-    fn apply_log<S>(&self, mut relay: RelayBuilder<S>) -> RelayBuilder<S> {
+    fn apply_log<D: RelaySource>(&self, mut relay: RelayBuilder<D>) -> RelayBuilder<D> {
         let LogGroup { lease, watch, batch_size, interval, timeout } = &self.log;
         relay = set(relay, *lease, |relay, time| relay.subscription_lease(time.0));
         relay = set(relay, *watch, |relay, time| relay.log_watch(time.0));
@@ -248,7 +248,7 @@ impl Retry {
 }
 
 impl PurgeGroup {
-    fn apply<S>(&self, relay: RelayBuilder<S>, mode: Mode) -> RelayBuilder<S> {
+    fn apply<D: RelaySource>(&self, relay: RelayBuilder<D>, mode: Mode) -> RelayBuilder<D> {
         let PurgeGroup {
             enabled,
             retention,

@@ -1,19 +1,44 @@
-//! Handlers: their signatures and outcomes.
+//! Handlers: async functions that are called with an event, their arguments and their outcomes.
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | `function` | which functions are handlers |
+//! | `context` | the event and the facts of one attempt |
+//! | `extract` | arguments: the message, state, headers |
+//! | `transaction` | the argument that makes a handler transactional |
+//! | `route` | a handler with its events and options |
+//! | `middleware` | code around every handler |
 
+mod context;
+mod extract;
+mod function;
+mod middleware;
+mod route;
+mod transaction;
+
+use std::error::Error as StdError;
 use std::fmt;
-use std::future::Future;
-use std::marker::PhantomData;
-use std::ops::Deref;
-use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use chrono::{DateTime, Utc};
+pub use self::context::Context;
+pub(crate) use self::context::{RelayScope, States};
+pub(crate) use self::extract::Needs;
+pub use self::extract::{EventHeader, FromContext, Header, State};
+pub(crate) use self::function::ErasedHandler;
+pub use self::function::Handler;
+#[cfg(feature = "tower")]
+pub use self::middleware::NextService;
+#[cfg(feature = "tower")]
+pub(crate) use self::middleware::ServiceMiddleware;
+pub use self::middleware::{Interceptor, Middleware, Next};
+pub(crate) use self::route::RouteKey;
+pub use self::route::{Route, on, on_aggregate, on_any, on_type};
+pub use self::transaction::HandlerTx;
+pub(crate) use self::transaction::TxSlot;
+use crate::event::{EventType, Unparsable};
 
-use crate::event::{Event, EventType, Message, Unparsable};
-use crate::sql::Database;
-use crate::store::{Delivery, NodeId};
-use crate::tx::Tx;
+/// An error of any type.
+type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// Outcome of one delivery attempt, as the handler returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +67,10 @@ pub enum Outcome {
 /// }
 /// # let _ = forward;
 /// ```
+///
+/// A handler may also return another error type, see [`IntoFailure`]. A failure keeps its meaning
+/// there: it converts with `?` into `Box<dyn Error + Send + Sync>`, and with the feature `anyhow`
+/// into `anyhow::Error`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub(crate) again: Again,
@@ -62,17 +91,22 @@ pub type Handled = Result<(), Failure>;
 impl Failure {
     /// Retry by the retry policy.
     pub fn retry(reason: impl fmt::Display) -> Self {
-        Self { again: Again::ByPolicy, message: reason.to_string(), detail: None }
+        Self::new(Again::ByPolicy, reason)
     }
 
     /// Retry after this long. Counts as an attempt.
     pub fn retry_after(delay: Duration, reason: impl fmt::Display) -> Self {
-        Self { again: Again::After(delay), message: reason.to_string(), detail: None }
+        Self::new(Again::After(delay), reason)
     }
 
     /// Do not retry. Does not count as an attempt.
     pub fn dead(reason: impl fmt::Display) -> Self {
-        Self { again: Again::Never, message: reason.to_string(), detail: None }
+        Self::new(Again::Never, reason)
+    }
+
+    fn new(again: Again, reason: impl fmt::Display) -> Self {
+        // The alternate form of `anyhow::Error` includes the causes.
+        Self { again, message: format!("{reason:#}"), detail: None }
     }
 
     /// Whether the event is dead: no retry can help.
@@ -128,12 +162,65 @@ impl fmt::Display for Failure {
     }
 }
 
-impl<E: std::error::Error + Send + Sync + 'static> From<E> for Failure {
+impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
+        Self::of_error(&error)
+    }
+}
+
+impl Failure {
+    /// The failure that an error stands for, with the text of all its causes.
+    fn of_error(error: &(dyn StdError + 'static)) -> Self {
+        if let Some(FailureCause(failure)) = causes(error).find_map(<dyn StdError>::downcast_ref) {
+            return Self { message: chain(error), ..failure.clone() };
+        }
         // A payload that does not parse now will not parse later.
-        let is_unparsable = causes(&error).any(<dyn std::error::Error>::is::<Unparsable>);
+        let is_unparsable = causes(error).any(<dyn StdError>::is::<Unparsable>);
         let again = if is_unparsable { Again::Never } else { Again::ByPolicy };
-        Self { again, message: chain(&error), detail: None }
+        Self { again, message: chain(error), detail: None }
+    }
+}
+
+/// A failure as an error, so that it converts into the error types of applications and back.
+/// `Failure` itself cannot implement `Error`: it converts from every error.
+#[derive(Debug)]
+struct FailureError(FailureCause);
+
+/// The failure as the cause of [`FailureError`]: the type of an error in an `anyhow::Error` is only
+/// found as a cause.
+#[derive(Debug)]
+struct FailureCause(Failure);
+
+impl fmt::Display for FailureError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl StdError for FailureError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&self.0)
+    }
+}
+
+impl fmt::Display for FailureCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl StdError for FailureCause {}
+
+impl From<Failure> for BoxError {
+    fn from(failure: Failure) -> Self {
+        Box::new(FailureError(FailureCause(failure)))
+    }
+}
+
+#[cfg(feature = "anyhow")]
+impl From<Failure> for anyhow::Error {
+    fn from(failure: Failure) -> Self {
+        Self::new(FailureError(FailureCause(failure)))
     }
 }
 
@@ -141,14 +228,12 @@ impl<E: std::error::Error + Send + Sync + 'static> From<E> for Failure {
 const MOST_CAUSES: usize = 64;
 
 /// The causes of an error, the nearest first.
-fn causes<'a>(
-    error: &'a (dyn std::error::Error + 'static),
-) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
-    std::iter::successors(error.source(), |cause| cause.source()).take(MOST_CAUSES)
+fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(error.source(), |cause| (**cause).source()).take(MOST_CAUSES)
 }
 
 /// The text of an error with all its causes.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+fn chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     for cause in causes(error) {
         let cause_text = cause.to_string();
@@ -166,9 +251,67 @@ pub trait OrDead<T> {
     fn or_dead(self) -> Result<T, Failure>;
 }
 
-impl<T, E: fmt::Display> OrDead<T> for Result<T, E> {
+impl<T, E: IntoFailure> OrDead<T> for Result<T, E> {
     fn or_dead(self) -> Result<T, Failure> {
-        self.map_err(Failure::dead)
+        self.map_err(|error| Failure { again: Again::Never, ..error.into_failure() })
+    }
+}
+
+/// Error types of a handler: [`Failure`], any `std::error::Error`, `anyhow::Error`,
+/// `Box<dyn Error + Send + Sync>`, and `String`.
+///
+/// The text of the attempt contains the causes of the error. An error is retried by the retry
+/// policy, unless a [`Failure`] or a [`PayloadError`](crate::PayloadError) is among its causes.
+///
+/// ```
+/// use outbox::{Context, OrDead};
+///
+/// type BoxError = Box<dyn std::error::Error + Send + Sync>;
+///
+/// async fn forward(cx: Context) -> Result<(), BoxError> {
+///     let port: u16 = cx.header("port").unwrap_or("80").parse().or_dead()?;
+///     tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
+///     Ok(())
+/// }
+/// # let _ = outbox::on_type::<outbox::StoreOnly, _>("e", forward);
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the error of a handler",
+    label = "not an error type of a handler",
+    note = "use `outbox::Failure`, a type that implements `std::error::Error`, `anyhow::Error`, `Box<dyn Error + Send + Sync>` or `String`"
+)]
+pub trait IntoFailure {
+    /// Converts into the form that the relay uses.
+    fn into_failure(self) -> Failure;
+}
+
+#[diagnostic::do_not_recommend]
+impl<E: Into<BoxError>> IntoFailure for E {
+    fn into_failure(self) -> Failure {
+        Failure::of_error(&*self.into())
+    }
+}
+
+/// What a handler returns if it did not fail: nothing, or an [`Outcome`].
+#[diagnostic::on_unimplemented(
+    message = "a handler cannot return `{Self}`",
+    label = "not the outcome of a handler",
+    note = "return `()` or `outbox::Outcome`, or a `Result` of one of them"
+)]
+pub trait IntoSuccess {
+    /// Converts into the form that the relay uses.
+    fn into_success(self) -> Outcome;
+}
+
+impl IntoSuccess for () {
+    fn into_success(self) -> Outcome {
+        Outcome::Done
+    }
+}
+
+impl IntoSuccess for Outcome {
+    fn into_success(self) -> Outcome {
+        self
     }
 }
 
@@ -176,7 +319,7 @@ impl<T, E: fmt::Display> OrDead<T> for Result<T, E> {
 #[diagnostic::on_unimplemented(
     message = "a handler cannot return `{Self}`",
     label = "not a return type of a handler",
-    note = "return `()`, `Outcome`, or a `Result` of one of them; the error can be any `std::error::Error`, or `Failure`"
+    note = "return `()`, `Outcome`, or a `Result` of one of them; the error can be any `std::error::Error`, `anyhow::Error`, or `Failure`"
 )]
 pub trait IntoOutcome {
     /// Converts into the form that the relay uses.
@@ -195,210 +338,9 @@ impl IntoOutcome for Outcome {
     }
 }
 
-impl<E: Into<Failure>> IntoOutcome for Result<(), E> {
+impl<T: IntoSuccess, E: IntoFailure> IntoOutcome for Result<T, E> {
     fn into_outcome(self) -> Result<Outcome, Failure> {
-        self.map(|()| Outcome::Done).map_err(Into::into)
-    }
-}
-
-impl<E: Into<Failure>> IntoOutcome for Result<Outcome, E> {
-    fn into_outcome(self) -> Result<Outcome, Failure> {
-        self.map_err(Into::into)
-    }
-}
-
-/// The event being handled, and the facts of this attempt. Dereferences to the [`Event`] itself.
-#[derive(Clone, Debug)]
-pub struct Context {
-    pub(crate) event: Event,
-    pub(crate) attempt: u32,
-    pub(crate) seq: Option<i64>,
-    pub(crate) created_at: Option<DateTime<Utc>>,
-    pub(crate) last_error: Option<Arc<str>>,
-    pub(crate) node: NodeId,
-    pub(crate) store: Arc<str>,
-}
-
-impl Context {
-    pub(crate) fn new(delivery: &Delivery, node: &NodeId, store: &Arc<str>) -> Self {
-        Self {
-            event: delivery.event.clone(),
-            attempt: delivery.attempts + 1,
-            seq: delivery.seq,
-            created_at: delivery.created_at,
-            last_error: delivery.last_error.as_deref().map(Into::into),
-            node: node.clone(),
-            store: store.clone(),
-        }
-    }
-
-    /// The event.
-    pub fn event(&self) -> &Event {
-        &self.event
-    }
-
-    /// Number of this attempt, from 1.
-    pub fn attempt(&self) -> u32 {
-        self.attempt
-    }
-
-    /// The event's position in its table; known whenever order matters. A receiver that ignores
-    /// positions up to the last one it has seen of a key ignores every redelivery.
-    pub fn seq(&self) -> Option<i64> {
-        self.seq
-    }
-
-    /// The error of the last attempt, with its [detail](split_detail) if it had one. `None` for an
-    /// event that has not failed.
-    ///
-    /// ```
-    /// use outbox::{Context, Handled, split_detail};
-    ///
-    /// async fn resize(cx: Context) -> Handled {
-    ///     if let Some((reason, _)) = cx.last_error().map(split_detail) {
-    ///         println!("attempt {}, after: {reason}", cx.attempt());
-    ///     }
-    ///     Ok(())
-    /// }
-    /// # let _ = resize;
-    /// ```
-    pub fn last_error(&self) -> Option<&str> {
-        self.last_error.as_deref()
-    }
-
-    /// When the database stored it, by the database's clock: known on every path, from every store
-    /// of this crate.
-    pub fn created_at(&self) -> Option<DateTime<Utc>> {
-        self.created_at
-    }
-
-    /// The node that handles it.
-    pub fn node(&self) -> &NodeId {
-        &self.node
-    }
-
-    /// Name of the store of the event: in a [`Fleet`](crate::Fleet) the name of the database, to
-    /// find its outbox by.
-    pub fn store(&self) -> &str {
-        &self.store
-    }
-}
-
-impl Deref for Context {
-    type Target = Event;
-
-    fn deref(&self) -> &Event {
-        &self.event
-    }
-}
-
-/// Handles events. Most handlers are plain functions, see
-/// [`RelayBuilder::on`](crate::RelayBuilder::on); implement this trait for a handler with state.
-#[async_trait]
-pub trait Handler: Send + Sync + 'static {
-    /// Handles one event. An event may be delivered more than once: its [`id`](Event::id) stays the
-    /// same.
-    async fn handle(&self, cx: Context) -> Result<Outcome, Failure>;
-}
-
-/// An async function of the event, as a handler.
-pub(crate) struct RawFn<F>(pub(crate) F);
-
-#[async_trait]
-impl<F, Fut> Handler for RawFn<F>
-where
-    F: Fn(Context) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output: IntoOutcome> + Send,
-{
-    async fn handle(&self, cx: Context) -> Result<Outcome, Failure> {
-        (self.0)(cx).await.into_outcome()
-    }
-}
-
-/// An async function of a message, as a handler.
-pub(crate) struct TypedFn<F, M>(pub(crate) F, pub(crate) PhantomData<fn() -> M>);
-
-#[async_trait]
-impl<F, Fut, M> Handler for TypedFn<F, M>
-where
-    M: Message,
-    F: Fn(M, Context) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output: IntoOutcome> + Send,
-{
-    async fn handle(&self, cx: Context) -> Result<Outcome, Failure> {
-        let message: M = cx.payload()?;
-        (self.0)(message, cx).await.into_outcome()
-    }
-}
-
-/// Handles events in a transaction that also settles them: writes of the handler take effect
-/// exactly once. Most such handlers are plain functions, see
-/// [`RelayBuilder::on_tx`](crate::RelayBuilder::on_tx); implement this trait for a handler with
-/// state.
-#[async_trait]
-pub trait TxHandler<DB: Database>: Send + Sync + 'static {
-    /// Handles one event. If the handler returns `Done`, its writes are committed together with the
-    /// settlement; otherwise they are rolled back.
-    async fn handle(&self, cx: Context, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure>;
-}
-
-/// An async function of a message and a transaction:
-/// `async fn book(m: Booked, cx: Context, tx: &mut Tx<'_, Postgres>)`. Implemented by all functions
-/// of this form.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a handler in a transaction",
-    label = "not an async function of a message, a `Context` and a `&mut Tx`",
-    note = "write `async fn handle(message: M, cx: Context, tx: &mut Tx<'_, DB>) -> Handled`, with `M: Message`"
-)]
-pub trait TxFn<'t, DB: Database, M>: Send + Sync + 'static {
-    /// The future that it returns.
-    type Handling: Future<Output: IntoOutcome> + Send + 't;
-    /// Calls the function.
-    fn call(&self, message: M, cx: Context, tx: &'t mut Tx<'static, DB>) -> Self::Handling;
-}
-
-impl<'t, DB: Database, M, F, Fut> TxFn<'t, DB, M> for F
-where
-    F: Fn(M, Context, &'t mut Tx<'static, DB>) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output: IntoOutcome> + Send + 't,
-{
-    type Handling = Fut;
-
-    fn call(&self, message: M, cx: Context, tx: &'t mut Tx<'static, DB>) -> Fut {
-        self(message, cx, tx)
-    }
-}
-
-/// An async function of a message and a transaction, as a handler.
-pub(crate) struct TypedTxFn<F, M>(pub(crate) F, pub(crate) PhantomData<fn() -> M>);
-
-#[async_trait]
-impl<DB, F, M> TxHandler<DB> for TypedTxFn<F, M>
-where
-    DB: Database,
-    M: Message,
-    F: for<'t> TxFn<'t, DB, M>,
-{
-    async fn handle(&self, cx: Context, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
-        let message: M = cx.payload()?;
-        self.0.call(message, cx, tx).await.into_outcome()
-    }
-}
-
-/// Sees every event before and after its handler: for audit, logging, measuring.
-///
-/// `before` runs in the order of registration; an error there counts as the handler's. `after` runs
-/// in reverse order.
-pub trait Interceptor: Send + Sync + 'static {
-    /// Called before the handler. After an error the handler is not called.
-    fn before(&self, cx: &Context) -> Result<(), Failure> {
-        let _ = cx;
-        Ok(())
-    }
-
-    /// Called after the handler, whatever its result. A panic here is logged and changes nothing.
-    fn after(&self, cx: &Context, result: &Result<Outcome, Failure>) {
-        let _ = (cx, result);
+        self.map(T::into_success).map_err(E::into_failure)
     }
 }
 
@@ -458,7 +400,7 @@ mod tests {
     use std::io;
 
     use super::*;
-    use crate::event::PayloadError;
+    use crate::event::{Event, PayloadError};
 
     #[derive(Debug, thiserror::Error)]
     enum Own {
