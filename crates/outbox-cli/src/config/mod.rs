@@ -259,9 +259,9 @@ fn publisher<'i>(reader: &mut Reader<'i>, name: &str, transports: DeTable<'i>) -
             };
             // Creating the publisher checks its settings as a whole; it does not connect.
             if let Transport::Broker(broker) = &transport
-                && let Err(reason) = broker.open(name)
+                && let Err(error) = broker.open(name)
             {
-                reader.wrong(&kind.span(), reason);
+                reader.wrong(&kind.span(), error.to_string());
                 return None;
             }
             Some(Publisher { transport, kind: known, written })
