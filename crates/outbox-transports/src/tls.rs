@@ -15,6 +15,7 @@ use crate::{Text, TlsFileError};
 /// ```
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Tls {
     /// A private certificate authority. If it is set, it is the only trusted authority.
     pub ca_file: Option<Text>,

@@ -78,6 +78,7 @@ fn ten_seconds() -> Duration {
 
 impl AmqpSettings {
     /// Settings for this URL, exchange and routing key, with defaults for everything else.
+    /// Assign other values to the fields; more fields may be added.
     pub fn new(url: &str, exchange: &str, routing_key: Template) -> Self {
         Self {
             url: url.into(),

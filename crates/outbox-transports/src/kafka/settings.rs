@@ -24,6 +24,7 @@ use crate::{Format, PublisherSettingsError, Secret, Template, Text, Tls, message
 /// ```
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct KafkaSettings {
     /// Bootstrap brokers: `kafka-1:9092,kafka-2:9092`.
     pub brokers: Text,
@@ -59,6 +60,7 @@ pub struct KafkaSettings {
 /// Compression of the messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum KafkaCompression {
     /// No compression.
     #[default]
@@ -83,6 +85,7 @@ pub enum KafkaCompression {
 /// ```
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct KafkaSasl {
     /// SASL mechanism.
     #[serde(default)]
@@ -102,6 +105,7 @@ impl KafkaSasl {
 
 /// SASL mechanism.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[non_exhaustive]
 pub enum KafkaMechanism {
     /// Sends the password to the brokers.
     #[default]
@@ -117,6 +121,7 @@ pub enum KafkaMechanism {
 
 impl KafkaSettings {
     /// Settings for these brokers and this topic, with defaults for everything else.
+    /// Assign other values to the fields; more fields may be added.
     pub fn new(brokers: impl Into<Text>, topic: Template) -> Self {
         Self {
             brokers: brokers.into(),

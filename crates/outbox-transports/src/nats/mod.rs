@@ -95,6 +95,7 @@ fn ack_timeout() -> Duration {
 
 impl NatsSettings {
     /// Settings for this URL and subject, with defaults for everything else.
+    /// Assign other values to the fields; more fields may be added.
     pub fn new(url: &str, subject: Template) -> Self {
         Self {
             url: url.into(),

@@ -105,6 +105,7 @@ fn max_bytes() -> usize {
 
 impl RedisSettings {
     /// Settings for this URL and stream, with defaults for everything else.
+    /// Assign other values to the fields; more fields may be added.
     pub fn new(url: &str, stream: Template) -> Self {
         Self {
             url: url.into(),
