@@ -10,8 +10,8 @@ type Cause = Box<dyn Error + Send + Sync>;
 ///
 /// The text names the setting and says what to write. It is complete: it repeats the text of
 /// [`source`](Error::source), so print either the text or the chain. Neither the text, nor the
-/// `Debug` output, nor an error in the chain contains a URL, a password, a token or the content of a
-/// file.
+/// `Debug` output, nor an error in the chain contains a URL, a password, a token or the content of
+/// a file.
 ///
 /// ```
 /// # #[cfg(feature = "nats")] {
