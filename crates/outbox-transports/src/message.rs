@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 /// set by the relay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum Format {
     /// The body is the payload, byte for byte. The event's other fields are headers that start with
     /// `outbox-`.
@@ -40,7 +41,16 @@ pub(crate) fn source() -> crate::Text {
 }
 
 /// An encoded message.
+///
+/// ```
+/// use outbox_transports::Message;
+///
+/// let headers = vec![("outbox-id".to_owned(), "e-1".to_owned())];
+/// let message = Message::new("application/json", headers, "{}");
+/// assert_eq!(message.size(), "application/json".len() + "outbox-id".len() + "e-1".len() + "{}".len());
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Message {
     /// Content type of the body.
     pub content_type: String,
@@ -52,6 +62,15 @@ pub struct Message {
 }
 
 impl Message {
+    /// A message of these parts. [`Encoder`] makes the message for an event.
+    pub fn new(
+        content_type: impl Into<String>,
+        headers: Vec<(String, String)>,
+        body: impl Into<Bytes>,
+    ) -> Self {
+        Self { content_type: content_type.into(), headers, body: body.into() }
+    }
+
     /// Size in bytes: body, content type and headers.
     pub fn size(&self) -> usize {
         let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
