@@ -102,7 +102,7 @@ pub use retry::{Backoff, RetryPolicy};
 pub use sql::dialect::FrozenClock;
 pub use sql::{
     Clock, Database, DatabaseKind, DatabaseRole, SqlStore, StoreOptions, grants_sql, migration_sql,
-    open_store,
+    migration_sql_from, open_store,
 };
 pub use store::{Completion, NodeId, OnDead, Status};
 pub use tx::{Receipt, Tx};
