@@ -7,7 +7,7 @@
 //! | `topic`, `publisher`, `subscription` | [`Topic`], [`Publisher`], [`Subscription`]: which events are published where |
 //! | `publishers` | [`TracingPublisher`], [`StatisticsPublisher`], [`LatchPublisher`]: publishers without a broker |
 //! | `log` | [`Log`], [`Projection`]: appending, reading, deciding |
-//! | `decide` | [`Decision`], [`Decided`], [`DecideError`]: all of that in one call, again after a conflict |
+//! | `decide` | [`Decision`], [`Decided`], [`DecideError`]: projecting, deciding and appending in one call |
 //! | `watermark` | [`Watermark`]: the position up to which the log is complete, for publishers |
 //! | `admin` | [`LogAdmin`]: inspecting, pausing, resuming and resetting subscriptions |
 //! | `store` | [`LogStore`]: the port through which the log uses a database |
