@@ -106,7 +106,7 @@ mod sql {
 
     fn newest_version(kind: DatabaseKind) -> i64 {
         let script = migration_sql(kind, &StoreOptions::default()).unwrap();
-        script.lines().filter(|line| line.starts_with("-- version ")).count() as i64
+        script.lines().filter(|line| line.starts_with("-- version ")).count().try_into().unwrap()
     }
 
     async fn upgrade_scripts_make_the_tables_of_a_migration(harness: DatabaseHarness) {

@@ -45,7 +45,7 @@ impl Course {
 
     fn subscribe(&self, student: u64) -> Result<Vec<EventBuilder>, Refused> {
         if self.students.len() >= self.places {
-            return Err(Refused(self.places as i64));
+            return Err(Refused(self.places.try_into().unwrap()));
         }
         Ok(vec![Event::new("StudentSubscribed").tag("course", "c1").json(&student)])
     }
