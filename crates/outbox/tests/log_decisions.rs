@@ -318,7 +318,7 @@ async fn on_postgres_a_decision_is_not_made_again_when_its_outcome_is_unknown() 
     tx.rollback().await.unwrap();
     until("the event is appended", async || balances(&db.outbox).await.len() == 1).await;
     proxy.cut();
-    let lost = deciding.await.unwrap();
+    let lost = tokio::time::timeout(Duration::from_secs(60), deciding).await.unwrap().unwrap();
     assert!(matches!(lost, Err(DecideError::Outbox(Error::CommitUnknown(_)))), "{lost:?}");
     assert_eq!(calls.load(Ordering::SeqCst), 1);
     assert_eq!(balances(&db.outbox).await, [1]);
