@@ -90,10 +90,10 @@ pub use join::{
     FanOut, FannedOut, Join, JoinAt, JoinError, JoinId, JoinStatus, JoinWait, Joins, NewJoin, Step,
 };
 pub use log::{
-    Appended, Condition, EventResult, Lag, LatchError, LatchPublisher, Log, LogAdmin, LogEvent, MAX_APPEND,
-    MAX_TAG, MAX_TAGS, Outgoing, Position, Projection, PublishError, Publisher, Query, Statistics,
-    StatisticsPublisher, Subscription, SubscriptionId, SubscriptionState, SubscriptionStatus, Tag, Topic,
-    TracingPublisher, Unavailable,
+    Appended, Condition, DecideError, Decided, Decision, EventResult, Lag, LatchError, LatchPublisher, Log,
+    LogAdmin, LogEvent, MAX_APPEND, MAX_TAG, MAX_TAGS, Outgoing, Position, Projection, PublishError,
+    Publisher, Query, Statistics, StatisticsPublisher, Subscription, SubscriptionId, SubscriptionState,
+    SubscriptionStatus, Tag, Topic, TracingPublisher, Unavailable,
 };
 pub use outbox::{Outbox, OutboxBuilder};
 pub use queue::{WorkItem, WorkItemId, WorkItemIdError, WorkQueue};
@@ -102,7 +102,7 @@ pub use retry::{Backoff, RetryPolicy};
 pub use sql::dialect::FrozenClock;
 pub use sql::{
     Clock, Database, DatabaseKind, DatabaseRole, SqlStore, StoreOptions, grants_sql, migration_sql,
-    open_store,
+    migration_sql_from, open_store,
 };
 pub use store::{Completion, NodeId, OnDead, Status};
 pub use tx::{Receipt, Tx};
