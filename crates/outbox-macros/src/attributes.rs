@@ -113,13 +113,10 @@ impl Attributes {
             "type" => self.event_type = Some(name(meta, "an event type", LONGEST_TYPE)?),
             "version" => self.version = Some(version(meta)?),
             "upcast" => self.upcast = Some(meta.value()?.parse()?),
-            "aggregate" | "aggregate_type" if self.aggregate.is_some() => {
-                return Err(meta.error("`aggregate` names the type as well: leave `aggregate_type` out"));
-            }
-            "aggregate" => self.aggregate = Some(aggregate(&meta.value()?.parse()?)?),
+            "aggregate" => self.set_aggregate(aggregate(&meta.value()?.parse()?)?, meta)?,
             "aggregate_type" => {
                 let kind = name(meta, "an aggregate type", LONGEST_AGGREGATE_TYPE)?.value();
-                self.aggregate = Some(Aggregate { kind, id: None });
+                self.set_aggregate(Aggregate { kind, id: None }, meta)?;
             }
             "key" => self.key = Some(template(meta)?),
             "tenant" => self.tenant = Some(template(meta)?),
@@ -127,6 +124,19 @@ impl Attributes {
             "tags" => self.tags = tags(meta)?,
             _ => self.krate = Some(meta.value()?.parse::<LitStr>()?.parse_with(Path::parse_mod_style)?),
         }
+        Ok(())
+    }
+
+    /// `aggregate` and `aggregate_type` may be given both, for the same type.
+    fn set_aggregate(&mut self, given: Aggregate, meta: &ParseNestedMeta<'_>) -> Result<()> {
+        self.aggregate = Some(match self.aggregate.take() {
+            Some(other) if other.kind != given.kind => {
+                let (first, second) = (other.kind, given.kind);
+                return Err(meta.error(format!("two aggregate types: \"{first}\" and \"{second}\"")));
+            }
+            Some(Aggregate { id: Some(id), kind }) => Aggregate { kind, id: Some(id) },
+            _ => given,
+        });
         Ok(())
     }
 }

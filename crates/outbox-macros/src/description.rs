@@ -1,7 +1,8 @@
 //! The attributes of one event type, resolved against the fields of its payload.
 
-use proc_macro2::TokenStream;
-use quote::{ToTokens, quote};
+use proc_macro2::{Span, TokenStream};
+use quote::{ToTokens, quote, quote_spanned};
+use syn::spanned::Spanned as _;
 use syn::{Error, Fields, Path, Result};
 
 use crate::attributes::{Aggregate, Attributes};
@@ -57,12 +58,15 @@ impl Description<'_> {
             return Err(Error::new_spanned(upcast, advice));
         }
         let value = quote! { #krate::__private::serde_json::Value };
+        // Errors about another signature point at the path.
+        let span = upcast.span().resolved_at(Span::call_site());
+        let call = quote_spanned! {span=> #upcast(version, payload) };
         Ok(quote! {
             fn upcast(
                 version: u32,
                 payload: #value,
             ) -> ::std::result::Result<#value, #krate::UpcastError> {
-                #upcast(version, payload)
+                #call
             }
         })
     }

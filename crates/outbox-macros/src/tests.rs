@@ -127,13 +127,15 @@ fn an_aggregate_has_a_constant_type_and_an_id() {
             quote! { #[message(type = "placed", aggregate = #aggregate)] struct Placed { order: u64 } };
         assert_eq!(error(input), expected, "{aggregate}");
     }
-    assert_eq!(
-        error(quote! {
-            #[message(type = "placed", aggregate = "order/{order}", aggregate_type = "order")]
-            struct Placed { order: u64 }
-        }),
-        "`aggregate` names the type as well: leave `aggregate_type` out"
-    );
+    for attribute in [
+        quote! { #[message(type = "placed", aggregate = "order/{order}", aggregate_type = "cart")] },
+        quote! { #[message(type = "placed", aggregate_type = "order", aggregate = "cart/{order}")] },
+    ] {
+        assert_eq!(
+            error(quote! { #attribute struct Placed { order: u64 } }),
+            "two aggregate types: \"order\" and \"cart\""
+        );
+    }
 }
 
 #[test]

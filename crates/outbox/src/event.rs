@@ -24,7 +24,7 @@ pub use from_event::FromEvent;
 pub use from_event::read;
 pub use message::{MESSAGE_VERSION, Message, UpcastError};
 pub use names::{AggregateType, EventId, EventType};
-use payload_error::Location;
+use payload_error::ParseLocation;
 pub use payload_error::PayloadError;
 pub(crate) use payload_error::Unparsable;
 
@@ -266,7 +266,8 @@ impl Event {
     /// # Ok::<(), outbox::EventError>(())
     /// ```
     pub fn payload<T: DeserializeOwned>(&self) -> Result<T, PayloadError> {
-        serde_json::from_slice(self.payload_bytes()).map_err(|error| PayloadError::new::<T>(Location(&error)))
+        serde_json::from_slice(self.payload_bytes())
+            .map_err(|error| PayloadError::new::<T>(ParseLocation(&error)))
     }
 
     /// Reads the event as a [`Message`], or as an enum of messages. Checks the event's type, and

@@ -96,8 +96,6 @@ pub use log::{
     TracingPublisher, Unavailable,
 };
 pub use outbox::{Outbox, OutboxBuilder};
-#[cfg(feature = "macros")]
-pub use outbox_macros::Message;
 pub use queue::{WorkItem, WorkItemId, WorkItemIdError, WorkQueue};
 pub use relay::{OneOutbox, PurgeSettings, Relay, RelayBuilder};
 pub use retry::{Backoff, RetryPolicy};

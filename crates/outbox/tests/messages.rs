@@ -96,7 +96,8 @@ mod structs {
         struct Moved(u8, String);
 
         #[derive(Message, Serialize, Deserialize)]
-        #[message(type = "typed", key = "{type}/{ self_ }", aggregate = "kind/a/{{{type}}}")]
+        #[message(type = "typed", key = "{type}/{ self_ }")]
+        #[message(aggregate = "kind/a/{{{type}}}", aggregate_type = "kind")]
         struct Typed {
             r#type: u8,
             self_: bool,

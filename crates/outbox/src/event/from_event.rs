@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::payload_error::Location;
+use super::payload_error::ParseLocation;
 use super::{Event, GLOBAL, MESSAGE_VERSION, Message, PayloadError};
 
 /// Types that can be read from events: every [`Message`], and every enum that derives it.
@@ -57,7 +57,7 @@ impl<M: Message> FromEvent for M {
         }
         // Most payloads of a newer version parse: they have additions.
         serde_json::from_slice(event.payload_bytes()).map_err(|error| {
-            let location = Location(&error);
+            let location = ParseLocation(&error);
             if version == M::VERSION {
                 return PayloadError::new::<M>(location);
             }
@@ -85,7 +85,7 @@ fn version_of<M: Message>(event: &Event) -> Result<u32, PayloadError> {
 /// Reads a payload of an older version.
 fn upcast<M: Message>(event: &Event, written: u32) -> Result<M, PayloadError> {
     let mut payload: Value = serde_json::from_slice(event.payload_bytes())
-        .map_err(|error| PayloadError::new::<M>(Location(&error)))?;
+        .map_err(|error| PayloadError::new::<M>(ParseLocation(&error)))?;
     for version in written..M::VERSION {
         payload = M::upcast(version, payload).map_err(|error| {
             let next = version + 1;
@@ -93,7 +93,7 @@ fn upcast<M: Message>(event: &Event, written: u32) -> Result<M, PayloadError> {
         })?;
     }
     serde_json::from_value(payload).map_err(|error| {
-        let location = Location(&error);
+        let location = ParseLocation(&error);
         PayloadError::new::<M>(format!("{location}, after the conversion from version {written}"))
     })
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::payload_error::Location;
+use super::payload_error::ParseLocation;
 use super::{AggregateType, Event, EventBuilder, EventType, GLOBAL, IntoEvent};
 use crate::error::EventError;
 
@@ -16,25 +16,102 @@ use crate::error::EventError;
 /// Writers in other languages set it too, from version 2 on.
 pub const MESSAGE_VERSION: &str = "outbox-message-version";
 
-/// A type of yours that is an event's payload.
+/// Derives [`Message`](trait@Message) for a struct; [`IntoEvent`] and
+/// [`FromEvent`](crate::FromEvent) for an enum.
 ///
-/// With the feature `macros`, which is on by default, `#[derive(Message)]` implements it:
+/// # Structs
 ///
-#[cfg_attr(feature = "macros", doc = "```")]
-#[cfg_attr(not(feature = "macros"), doc = "```ignore")]
-/// use outbox::Message;
+/// ```
+/// use outbox::{Message, UpcastError};
 /// use serde::{Deserialize, Serialize};
+/// use serde_json::{Value, json};
 ///
 /// #[derive(Message, Serialize, Deserialize)]
-/// #[message(type = "order.placed", aggregate = "order/{order}", key = "order-{order}")]
-/// struct OrderPlaced { order: u64, total: u64 }
-/// # let event = outbox::IntoEvent::into_event(OrderPlaced { order: 42, total: 995 }, 1000)?;
-/// # assert_eq!((event.aggregate_id(), event.ordering_key()), (Some("42"), Some("order-42")));
-/// # assert_eq!(event.message::<OrderPlaced>().unwrap().total, 995);
+/// #[message(type = "order.placed", version = 2, upcast = upcast)]
+/// #[message(aggregate = "order/{order}", key = "customer-{customer}")]
+/// struct OrderPlaced { order: u64, customer: u64, lines: Vec<String> }
+///
+/// fn upcast(_: u32, mut payload: Value) -> Result<Value, UpcastError> {
+///     payload["lines"] = json!([payload["item"].take()]);      // version 1 had one item
+///     Ok(payload)
+/// }
+/// # let old = outbox::Event::new("order.placed").json_text(r#"{"order":1,"customer":7,"item":"tea"}"#);
+/// # assert_eq!(old.build()?.message::<OrderPlaced>().unwrap().lines, ["tea"]);
+/// # let new = OrderPlaced { order: 1, customer: 7, lines: vec![] };
+/// # let event = outbox::IntoEvent::into_event(new, 1000)?;
+/// # assert_eq!((event.aggregate_id(), event.ordering_key()), (Some("1"), Some("customer-7")));
 /// # Ok::<(), outbox::EventError>(())
 /// ```
 ///
-/// By hand:
+/// # Enums
+///
+/// Each variant is an event type of its own, and its content alone is the payload: an object of its
+/// fields, the inner value of a variant such as `Renamed(String)`, `null` without fields. The enum
+/// derives nothing of serde; the serde attributes of fields apply, as do `rename_all` at a variant,
+/// `rename_all_fields` and `deny_unknown_fields` at the enum.
+///
+/// ```
+/// use outbox::{Event, FromEvent, IntoEvent, Message};
+///
+/// #[derive(Debug, PartialEq, Message)]
+/// #[message(key = "{course}", tags(course = "{course}"))]
+/// enum Course {
+///     #[message(type = "CourseDefined")]
+///     Defined { course: String, #[serde(default)] capacity: u32 },
+///     #[message(type = "StudentSubscribed", tags(student = "{student}"))]
+///     Subscribed { course: String, student: String },
+/// }
+///
+/// let event = Course::Subscribed { course: "c1".into(), student: "ada".into() }.into_event(1_000)?;
+/// assert_eq!(event.event_type(), "StudentSubscribed");
+/// assert_eq!(event.payload_bytes(), br#"{"course":"c1","student":"ada"}"#);
+/// assert_eq!((event.tag("course"), event.tag("student")), (Some("c1"), Some("ada")));
+///
+/// let defined = Event::new("CourseDefined").json_text(r#"{"course": "c1"}"#).build()?;
+/// assert_eq!(defined.message::<Course>().unwrap(), Course::Defined { course: "c1".into(), capacity: 0 });
+/// assert_eq!(Course::TYPES, ["CourseDefined", "StudentSubscribed"]);
+/// # Ok::<(), outbox::EventError>(())
+/// ```
+///
+/// # Attributes
+///
+/// | key | value | at |
+/// | --- | --- | --- |
+/// | `type` | the event type; a variant without it has its name | struct, variant |
+/// | `version` | the [version](Message::VERSION) of the payload | struct, variant |
+/// | `upcast` | path of a function with the signature of [`Message::upcast`] | struct, variant |
+/// | `aggregate` | type and id of the aggregate: `"order/{order}"` | all |
+/// | `aggregate_type` | the type of the aggregate alone | all |
+/// | `key` | the [ordering key](EventBuilder::ordering_key) | all |
+/// | `tenant` | the [tenant](EventBuilder::tenant) | all |
+/// | `dedup` | the [deduplication key](EventBuilder::dedup_key) | all |
+/// | `tags` | [tags](EventBuilder::tag) for the log: `tags(course = "{course}", "student-id" = "{student}")` | all |
+/// | `crate` | the path of this crate, if it is not `::outbox`: `crate = "shop::events"` | struct, enum |
+///
+/// `aggregate`, `key`, `tenant`, `dedup` and the values of tags are templates, which name fields as
+/// `format!` does: `{order}`, `{0}` in a tuple, `{order:05}`, `{{` for a brace. A field that does
+/// not exist does not compile. At an enum they name fields that every variant has; an attribute of
+/// a variant, or its tag of the same name, takes precedence. Headers, delays and optional
+/// attributes need an [implementation by hand](trait@Message).
+///
+/// An aggregate type is the [constant](Message::AGGREGATE_TYPE) that handlers are registered by: a
+/// handler of the message gets events of that aggregate type alone, so all writers must set it. An
+/// enum has it if all variants share it.
+///
+/// A struct derives `Serialize` and `Deserialize` as well, or it does not compile:
+///
+/// ```compile_fail,E0277
+/// #[derive(outbox::Message, serde::Serialize)]
+/// #[message(type = "order.placed")]
+/// struct OrderPlaced { order: u64 }
+/// ```
+#[cfg(feature = "macros")]
+#[doc(inline)]
+pub use outbox_macros::Message;
+
+/// A type of yours that is an event's payload.
+///
+/// With the feature `macros`, which is on by default, `#[derive(Message)]` implements it. By hand:
 ///
 /// ```
 /// use outbox::{EventBuilder, Message};
@@ -149,6 +226,6 @@ impl UpcastError {
 
 impl From<serde_json::Error> for UpcastError {
     fn from(error: serde_json::Error) -> Self {
-        Self(Location(&error).to_string())
+        Self(ParseLocation(&error).to_string())
     }
 }

@@ -12,8 +12,8 @@ use super::{Event, FromEvent};
 ///
 /// - a payload that does not parse, and an invalid [version](crate::MESSAGE_VERSION), dead-letter
 ///   the event immediately;
-/// - a version or an event type that this build does not know is retried by the retry policy: during
-///   a rolling deployment the next attempt may reach a newer build.
+/// - a version or an event type that this build does not know is retried by the retry policy:
+///   during a rolling deployment the next attempt may reach a newer build.
 ///
 /// ```
 /// use outbox::{Failure, PayloadError};
@@ -129,9 +129,9 @@ impl Error for PayloadError {
 }
 
 /// Kind and location of an error of serde, whose own text may quote the payload.
-pub(super) struct Location<'a>(pub(super) &'a serde_json::Error);
+pub(super) struct ParseLocation<'a>(pub(super) &'a serde_json::Error);
 
-impl fmt::Display for Location<'_> {
+impl fmt::Display for ParseLocation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let error = self.0;
         write!(f, "{:?} error", error.classify())?;
