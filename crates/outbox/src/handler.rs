@@ -326,7 +326,7 @@ where
     Fut: Future<Output: IntoOutcome> + Send,
 {
     async fn handle(&self, cx: Context) -> Result<Outcome, Failure> {
-        let message: M = cx.payload()?;
+        let message: M = cx.message()?;
         (self.0)(message, cx).await.into_outcome()
     }
 }
@@ -380,7 +380,7 @@ where
     F: for<'t> TxFn<'t, DB, M>,
 {
     async fn handle(&self, cx: Context, tx: &mut Tx<'static, DB>) -> Result<Outcome, Failure> {
-        let message: M = cx.payload()?;
+        let message: M = cx.message()?;
         self.0.call(message, cx, tx).await.into_outcome()
     }
 }

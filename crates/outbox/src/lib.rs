@@ -76,8 +76,8 @@ pub use connect::Pooler;
 pub use destination::{Destination, Outage, Router};
 pub use error::{DatabaseError, DecodeError, Error, EventError, Result, StorageFault};
 pub use event::{
-    AggregateType, Event, EventBuilder, EventId, EventType, GLOBAL, IntoEvent, JSON, MAX_PAYLOAD, Message,
-    Payload, PayloadError,
+    AggregateType, Event, EventBuilder, EventId, EventType, FromEvent, GLOBAL, IntoEvent, JSON, MAX_PAYLOAD,
+    MESSAGE_VERSION, Message, Payload, PayloadError, UpcastError,
 };
 pub use explain::{EventFacts, Explanation, Reason};
 pub use fleet::Fleet;
@@ -106,6 +106,16 @@ pub use sql::{
 };
 pub use store::{Completion, NodeId, OnDead, Status};
 pub use tx::{Receipt, Tx};
+
+/// Parts that the code of `#[derive(Message)]` uses.
+#[cfg(feature = "macros")]
+#[doc(hidden)]
+pub mod __private {
+    pub use serde;
+    pub use serde_json;
+
+    pub use crate::event::read;
+}
 
 /// Compiles the examples of the README and of the guide.
 #[cfg(doctest)]

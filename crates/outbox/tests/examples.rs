@@ -155,6 +155,21 @@ fn typed_messages_reach_their_handlers_and_others_are_dead() {
 }
 
 #[test]
+fn message_derive_reads_an_enum_and_payloads_of_three_versions() {
+    let Some(out) = run("message_derive") else { return };
+    assert_shows(
+        &out,
+        &[
+            "order 42 is placed by ada, for 995 cents",
+            "order 41 is placed by ada, for 500 cents",
+            "seats: ada, joan",
+            "order-40 is RETRY after 1 attempt",
+        ],
+    );
+    assert!(out.contains("OrderPlaced: it has version 3, this build knows versions up to 2"), "{out}");
+}
+
+#[test]
 fn retries_end_and_a_dead_letter_is_replayed() {
     let Some(out) = run("retries") else { return };
     assert_shows(
