@@ -40,7 +40,7 @@ let visit = new AbortController();
 applyTheme();
 keepTimes();
 listen();
-onSignedOut(() => signIn());
+onSignedOut(problem => (problem.status === 401 ? signIn() : refuse(problem)));
 addEventListener("hashchange", () => (frame ? move() : start()));
 start();
 
@@ -55,7 +55,7 @@ async function start() {
   try {
     open(await get("whoami"));
   } catch (error) {
-    if (error.status !== 401) fill(app, failed(error, start));
+    if (!error.signedOut) fill(app, failed(error, start));
   }
 }
 
@@ -63,6 +63,13 @@ async function start() {
 function signIn(token) {
   leave();
   login(app, { token, done: open });
+}
+
+/** Shows that the application has ended the access of this user. */
+function refuse(problem) {
+  leave();
+  fill(app, h("main.login", { id: "main" }, h("div.card", null, failed(problem, () => location.reload()))));
+  document.title = "No access · outbox";
 }
 
 function leave() {
