@@ -121,7 +121,7 @@ async fn sign_out(State(shop): State<Shop>, headers: HeaderMap) -> Redirect {
 
 async fn home() -> Html<&'static str> {
     Html(
-        r#"<!doctype html><title>The shop</title><h1>The shop</h1>
+        r#"<!doctype html><title>The shop</title><link rel="icon" href="/ops/icon.svg"><h1>The shop</h1>
         <form method="post" action="/sign-in/ada"><button>Sign in as ada, who may change everything</button></form>
         <form method="post" action="/sign-in/bob"><button>Sign in as bob, who may look</button></form>
         <form method="post" action="/sign-in/eve"><button>Sign in as eve, who has no access</button></form>

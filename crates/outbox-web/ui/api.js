@@ -12,6 +12,7 @@ const BASE = new URL("api/outbox/", import.meta.url);
 export const DOCS = new URL("api/docs", import.meta.url).href;
 
 let csrf = null;
+let actor = null;
 let database = null;
 let signedOut = () => {};
 
@@ -40,9 +41,10 @@ export function useDatabase(name) {
   database = name;
 }
 
-/** Sets the CSRF token that is sent with changes. */
-export function useCsrf(token) {
-  csrf = token ?? csrf;
+/** Sets the caller, whose CSRF token is sent with changes. */
+export function useCaller(me) {
+  actor = me.actor;
+  csrf = me.csrf;
 }
 
 /** Sets the callback for problems of a caller who is not signed in. */
@@ -86,10 +88,15 @@ async function request(method, path, { query, body, signal }, isRetry = false) {
   const read = parse(text);
   if (answer.ok) return read;
   const problem = new Problem(answer.status, read);
-  // The token of a user of the application is valid until a restart, or its cookie expires.
+  // The token of a user of the application is valid until a restart, or until its cookie expires.
   if (problem.kind === "csrf" && !isRetry) {
-    useCsrf((await get("whoami", {}, signal)).csrf);
-    return request(method, path, { query, body, signal }, true);
+    const me = await get("whoami", {}, signal);
+    // Another user has signed in meanwhile, who has not asked for this change.
+    if (me.actor !== actor) location.reload();
+    else {
+      useCaller(me);
+      return request(method, path, { query, body, signal }, true);
+    }
   }
   if (problem.signedOut && path !== "session") signedOut(problem);
   throw problem;

@@ -1,6 +1,6 @@
 // Entry point: session, database, and the current view.
 
-import { get, onSignedOut, useCsrf, useDatabase } from "./api.js";
+import { get, onSignedOut, useCaller, useDatabase } from "./api.js";
 import { fill, h } from "./dom.js";
 import { keepTimes } from "./format.js";
 import { listen } from "./keyboard.js";
@@ -83,7 +83,7 @@ function leave() {
 function open(me) {
   leave();
   session = new AbortController();
-  useCsrf(me.csrf);
+  useCaller(me);
   signedInAs(me);
   const names = me.databases;
   const wanted = current().query.database;
