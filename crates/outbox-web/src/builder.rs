@@ -207,8 +207,8 @@ impl WebBuilder {
         self
     }
 
-    /// Secret from which the CSRF tokens of [actors](Self::actor) are derived; random by default, so
-    /// that an open dashboard fetches a new token after a restart. Instances of an application
+    /// Secret from which the CSRF tokens of [actors](Self::actor) are derived; random by default,
+    /// so that an open dashboard fetches a new token after a restart. Instances of an application
     /// behind a load balancer need the same one, of at least 16 characters: otherwise an instance
     /// refuses the token of another.
     pub fn csrf_secret(mut self, secret: impl Into<String>) -> Self {
@@ -216,11 +216,11 @@ impl WebBuilder {
         self
     }
 
-    /// Adds a host name of this server, in addition to `localhost` and IP addresses: the public name
-    /// of the application, without a port. Requests for other names are rejected with 421: another
-    /// site could point its own name to this machine and have a browser here send requests to it
-    /// (DNS rebinding). Behind a proxy that changes the header `Host`, the public name is also the
-    /// one that changes may come from (`Origin`).
+    /// Adds a host name of this server, in addition to `localhost` and IP addresses: the public
+    /// name of the application, without a port. Requests for other names are rejected with 421:
+    /// another site could point its own name to this machine and have a browser here send requests
+    /// to it (DNS rebinding). Behind a proxy that changes the header `Host`, the public name is
+    /// also the one that changes may come from (`Origin`).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -229,7 +229,11 @@ impl WebBuilder {
     /// # use outbox_web::{Role, Token, Web};
     /// # use tower::ServiceExt as _;
     /// # let token = Token::new("ops", Role::Operate, "a-secret-of-some-length");
-    /// let web = Web::builder().outbox("shop", outbox.store()).token(token).host("shop.example.com").build()?;
+    /// let web = Web::builder()
+    ///     .outbox("shop", outbox.store())
+    ///     .token(token)
+    ///     .host("shop.example.com")
+    ///     .build()?;
     /// # for (name, status) in [("shop.example.com", 200), ("another.example", 421)] {
     /// #     let ask = axum::http::Request::get("/").header("host", name).body(axum::body::Body::empty())?;
     /// #     assert_eq!(web.router().oneshot(ask).await?.status(), status);
@@ -243,9 +247,9 @@ impl WebBuilder {
 
     /// Accepts requests for any host name: for an application that checks names itself, or that no
     /// browser of another site can reach. Without a check, another site that points its own name to
-    /// this server ([`host`](Self::host)) acts with whatever a browser sends to any name: an address
-    /// that the application trusts, a client certificate. Cookies of the application are not sent to
-    /// such a name. `Origin` is still compared with the requested host.
+    /// this server ([`host`](Self::host)) acts with whatever a browser sends to any name: an
+    /// address that the application trusts, a client certificate. Cookies of the application are
+    /// not sent to such a name. `Origin` is still compared with the requested host.
     pub fn any_host(mut self) -> Self {
         self.hosts.check = HostCheck::Application;
         self
@@ -338,8 +342,8 @@ impl Web {
     /// | `app.merge(web.router())` | `/`; axum panics if the application has `/`, `/app.js` or `/api/docs` itself |
     ///
     /// A page refers to its files relative to its own address, so a proxy may remove a prefix. A
-    /// middleware that removes the slash at the end of a path (`NormalizePath`) must not do so here:
-    /// the page would be at another address than it was asked for.
+    /// middleware that removes the slash at the end of a path (`NormalizePath`) must not do so
+    /// here: the page would be at another address than it was asked for.
     pub fn router(&self) -> Router {
         let files = assets::routes()
             .route_layer(from_fn_with_state(self.shared.clone(), allow_anonymous))

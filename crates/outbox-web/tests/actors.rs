@@ -101,7 +101,8 @@ async fn a_change_needs_the_same_proofs_as_in_a_session() {
         let request = server.request("POST", &replay).header("cookie", cookies);
         csrf.into_iter().fold(request, |request, csrf| request.header("x-csrf-token", csrf))
     };
-    // The application's cookie is not enough, nor is the token without the cookie that belongs to it.
+    // The application's cookie is not enough, nor is the token without the cookie that belongs to
+    // it.
     assert_eq!(problem(change("shop=ada:operate", None)).await, "csrf");
     assert_eq!(problem(change("shop=ada:operate", Some(&ada.csrf))).await, "csrf");
     assert_eq!(problem(change(&ada.cookies, None)).await, "csrf");
@@ -295,7 +296,8 @@ async fn tokens_work_beside_the_applications_users() {
         assert_eq!(who(own.try_clone().unwrap().bearer_auth("a-token-of-the-application")).await, "ada");
         assert_eq!(who(own.basic_auth("ada", Some("secret"))).await, "ada");
     }
-    // The caller with a token sends no cookie, so no other site can make a browser send the request.
+    // The caller with a token sends no cookie, so no other site can make a browser send the
+    // request.
     assert_eq!(server.send(server.request("POST", &replay).bearer_auth(ADMIN)).await.status, 200);
     assert_eq!(who(request().bearer_auth("certainly-not-a-token")).await, "unauthorized");
     assert_eq!(who(request().bearer_auth("certainly-not-a-token")).await, "too-many-attempts");

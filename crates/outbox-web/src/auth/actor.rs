@@ -9,8 +9,8 @@ use super::token::{Role, Token};
 use crate::problem::{ApiResult, Kind, Problem};
 use crate::text::printable;
 
-/// Maximum length of the name of an actor, in characters. With the prefix `api:` it must fit into the
-/// columns that hold the owner of a lease, 128 characters.
+/// Maximum length of the name of an actor, in characters. With the prefix `api:` it must fit into
+/// the columns that hold the owner of a lease, 128 characters.
 const MAX_NAME_LEN: usize = 120;
 
 /// Identifies the sender of a request.

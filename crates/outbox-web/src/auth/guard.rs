@@ -35,7 +35,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Header that proves that a request comes from a page of this server.
 pub(crate) const CSRF: &str = "x-csrf-token";
 
-/// What a request has to show.
+/// Requirements of a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Access {
     /// A caller, on a path of the API.
@@ -98,9 +98,9 @@ async fn check_request(web: &Shared, access: Access, request: Request) -> ApiRes
     if access != Access::Anonymous {
         let caller = web.authenticator.authenticate(&parts)?;
         if access == Access::Api && matches!(caller.credential, Credential::Application(_)) {
-            // The browser may send the application's cookie along with requests of other sites. Such
-            // a read could not see the response, but would put an entry into the audit and use up
-            // streams in the name of the user. The cookie of a session is not sent at all.
+            // The browser may send the application's cookie along with requests of other sites.
+            // Such a read could not see the response, but would put an entry into the audit and use
+            // up streams in the name of the user. The cookie of a session is not sent at all.
             web.hosts.check_origin(&parts.headers, &parts.uri)?;
         }
         let sent = parts.headers.get(CSRF).and_then(|value| value.to_str().ok()).unwrap_or_default();

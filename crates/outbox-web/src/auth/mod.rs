@@ -50,8 +50,8 @@ pub(crate) enum Credential {
     Token,
     /// By the cookie of a session.
     Session(Session),
-    /// By the application, which may use a cookie of its own. The nonce is missing until the browser
-    /// has asked for it.
+    /// By the application, which may use a cookie of its own. The nonce is missing until the
+    /// browser has asked for it.
     Application(Option<Nonce>),
 }
 
