@@ -245,7 +245,8 @@ mod tests {
         let pending = || stream::pending::<Result<Event, Infallible>>();
         let began = tokio::time::Instant::now();
         let events = while_accepted(pending(), Credential::Application(None));
-        assert_eq!(stream::StreamExt::count(events).await, 1, "the event `renew`");
+        let count = tokio::time::timeout(RENEWAL * 2, stream::StreamExt::count(events)).await;
+        assert_eq!(count, Ok(1), "the event `renew`");
         assert_eq!(began.elapsed(), RENEWAL);
         let mut of_token = Box::pin(while_accepted(pending(), Credential::Token));
         assert!(tokio::time::timeout(RENEWAL * 100, stream::StreamExt::next(&mut of_token)).await.is_err());
