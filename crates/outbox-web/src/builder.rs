@@ -200,8 +200,8 @@ impl WebBuilder {
     /// A change of an actor needs the same proofs as one of a session, whatever the application
     /// identifies the actor by: no foreign `Origin` or `Sec-Fetch-Site`, JSON, and `X-CSRF-Token`
     /// with a cookie of its own. The dashboard sends them; programs get both from
-    /// `GET api/outbox/whoami`. Several instances of an application behind one address need the same
-    /// [`csrf_secret`](Self::csrf_secret).
+    /// `GET api/outbox/whoami`. Several instances of an application behind one address need the
+    /// same [`csrf_secret`](Self::csrf_secret).
     pub fn actor(mut self, identify: impl Fn(&Parts) -> Option<Actor> + Send + Sync + 'static) -> Self {
         self.identify = Some(Arc::new(identify));
         self
