@@ -1,5 +1,6 @@
 //! Tests of the dashboard in a real browser: Debian's Chromium, driven by the tests in
-//! `crates/outbox-web/tests/browser` against the command that `cargo test` has built.
+//! `crates/outbox-web/tests/browser` against the command and the example `mounted` that `cargo
+//! test` has built.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -26,6 +27,8 @@ pub(crate) fn prepare() -> Result<()> {
 /// The command that starts the tests' server and runs the tests.
 pub(crate) fn tests() -> Command {
     let mut node = Command::new("node");
-    node.arg("stage.js").current_dir(folder()).env("OUTBOX_BIN", cargo::target().join("debug/outbox"));
+    node.arg("stage.js").current_dir(folder());
+    node.env("OUTBOX_BIN", cargo::target().join("debug/outbox"));
+    node.env("OUTBOX_MOUNTED", cargo::target().join("debug/examples/mounted"));
     node
 }

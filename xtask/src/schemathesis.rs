@@ -50,7 +50,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     run.arg("--config-file").arg(cargo::root().join("crates/outbox-web/schemathesis.toml"));
     run.args([
         "run",
-        &format!("http://{address}/api/openapi.json"),
+        &format!("http://{address}/ops/api/openapi.json"),
+        // The paths of the document do not have the prefix below which the example mounts the API.
+        "--url",
+        &format!("http://{address}/ops"),
         "--checks",
         "all",
         "--continue-on-failure",

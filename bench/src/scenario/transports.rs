@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use outbox::{Completion, Event, Outbox, Outgoing, Publisher};
 use outbox_testbed::{Plan, Server};
-use outbox_transports::{Amqp, AmqpSettings, Mqtt, MqttSettings, Nats, NatsSettings, Redis, RedisSettings};
+use outbox_transports::{
+    Amqp, AmqpSettings, Mqtt, MqttSettings, Nats, NatsSettings, Redis, RedisSettings, Template,
+};
 use sqlx::Postgres;
 use tokio::task::JoinSet;
 
@@ -104,8 +106,8 @@ impl Broker {
     /// Creates a publisher and its destination.
     async fn publisher(self, server: &Server) -> anyhow::Result<Arc<dyn Publisher>> {
         let url = server.url();
-        let template = |text: &str| text.parse().map_err(anyhow::Error::msg);
-        let made: Result<Arc<dyn Publisher>, String> = match self {
+        let bench: Template = "bench".parse()?;
+        Ok(match self {
             Self::Nats => {
                 let client = async_nats::connect(&url).await?;
                 let stream = async_nats::jetstream::stream::Config {
@@ -114,27 +116,24 @@ impl Broker {
                     ..Default::default()
                 };
                 async_nats::jetstream::new(client).get_or_create_stream(stream).await?;
-                Nats::new("nats", NatsSettings::new(&url, template("bench")?)).map(|made| Arc::new(made) as _)
+                Arc::new(Nats::new("nats", NatsSettings::new(&url, bench))?)
             }
             Self::Redis => {
-                let mut settings = RedisSettings::new(&url, template("bench")?);
+                let mut settings = RedisSettings::new(&url, bench);
                 settings.create = true;
-                Redis::new("redis", settings).map(|made| Arc::new(made) as _)
+                Arc::new(Redis::new("redis", settings)?)
             }
-            Self::Mosquitto => {
-                Mqtt::new("mqtt", MqttSettings::new(&url, template("bench")?)).map(|made| Arc::new(made) as _)
-            }
+            Self::Mosquitto => Arc::new(Mqtt::new("mqtt", MqttSettings::new(&url, bench))?),
             Self::Rabbitmq => {
                 let properties = lapin::ConnectionProperties::default();
                 let connection = lapin::Connection::connect(&url, properties).await?;
                 let channel = connection.create_channel().await?;
                 let durable = lapin::options::QueueDeclareOptions { durable: true, ..Default::default() };
                 channel.queue_declare("bench".into(), durable, lapin::types::FieldTable::default()).await?;
-                let settings = AmqpSettings::new(&url, "", template("bench")?);
-                Amqp::new("rabbitmq", settings).map(|made| Arc::new(made) as _)
+                let settings = AmqpSettings::new(&url, "", bench);
+                Arc::new(Amqp::new("rabbitmq", settings)?)
             }
-        };
-        made.map_err(anyhow::Error::msg)
+        })
     }
 }
 

@@ -5,7 +5,10 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use outbox::escape::is_unsafe;
-use outbox::{DatabaseKind, DatabaseRole, Error, StoreOptions, grants_sql, migration_sql, open_store};
+use outbox::{
+    DatabaseKind, DatabaseRole, Error, StoreOptions, grants_sql, migration_sql, migration_sql_from,
+    open_store,
+};
 
 use crate::database::{DatabaseUrl, Tables};
 use crate::{Usage, print_escaped};
@@ -21,6 +24,11 @@ pub(crate) struct MigrateArgs {
     /// may be just the kind: sqlite, postgres or mysql
     #[arg(long)]
     print: bool,
+
+    /// Version of the tables to upgrade: print only the statements that are missing there. `outbox
+    /// databases` shows the version; 0 is a database without the tables
+    #[arg(long, value_name = "VERSION", requires = "print", allow_negative_numbers = true)]
+    from: Option<i64>,
 
     /// Print the GRANT statements that a role needs, instead of migrating. Needs no server, as with
     /// --print
@@ -62,6 +70,7 @@ Examples:
   outbox migrate --schema billing                        in DATABASE_URL
   outbox migrate --table billing_events
   outbox migrate --print --database postgres > 0007_outbox.sql
+  outbox migrate --print --from 9 --database postgres > 0012_outbox_upgrade.sql
   outbox migrate --print-grants relay --role-name shop_relay --database postgres | psql shop
 
 Safe to run at every deployment: tables that are up to date are not changed.";
@@ -77,6 +86,12 @@ pub(crate) async fn run(options: &MigrateArgs) -> Result<ExitCode> {
         }
         print_escaped(grants_sql(kind, &tables, role, name)?.trim_end());
     } else if options.print {
+        let sql = match migration_sql_from(kind, &tables, options.from.unwrap_or(0)) {
+            Err(error @ Error::UnknownSchemaVersion { .. }) => {
+                return Err(Usage(format!("--from: {error}")).into());
+            }
+            printed => printed?,
+        };
         print_escaped(for_client(kind, &sql).trim_end());
     } else {
         let database = DatabaseUrl::parse(&options.tables.database)?;

@@ -298,6 +298,27 @@ fn a_printed_script_makes_tables_that_are_up_to_date() {
 }
 
 #[test]
+fn the_sql_of_an_upgrade_is_printed_from_a_version() {
+    for kind in ["sqlite", "postgres", "mysql"] {
+        let print = |from: &str| run(["migrate", "--print", "--from", from, "--database", kind]);
+        let all = run(["migrate", "--print", "--database", kind]).expect(0).out;
+        assert_eq!(print("0").expect(0).out, all);
+        let versions = all.lines().filter(|line| line.starts_with("-- version ")).count();
+        let upgrade = print("8").expect(0).out;
+        assert!(upgrade.contains("-- version 9\n") && !upgrade.contains("-- version 8\n"), "{upgrade}");
+        assert_eq!(upgrade.contains("DELIMITER"), kind == "mysql", "{upgrade}");
+        let nothing = print(&versions.to_string()).expect(0).out;
+        assert!(nothing.lines().all(|line| line.starts_with("--")), "{nothing}");
+        for unknown in ["-1".to_owned(), (versions + 1).to_string()] {
+            let refused = print(&unknown).expect(2);
+            let exist = format!("no version {unknown}: versions 1 to {versions} exist");
+            assert!(refused.err.contains("--from") && refused.err.contains(&exist), "{}", refused.err);
+        }
+    }
+    run(["migrate", "--from", "8", "--database", "sqlite"]).expect(2);
+}
+
+#[test]
 fn a_wrong_url_is_wrong_usage_and_its_password_is_not_shown() {
     for url in ["postgers://ada:PASS@db/shop", "ada:PASS@db/shop", "postgres:ada:PASS@db/shop"] {
         let url = url.replace("PASS", SECRET);

@@ -33,12 +33,15 @@ mod message;
 mod mqtt;
 #[cfg(feature = "nats")]
 mod nats;
+#[cfg(any(feature = "kafka", feature = "redis"))]
+mod probe;
 #[cfg(test)]
 mod proptests;
 #[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
 mod reconnect;
 #[cfg(feature = "redis")]
 mod redis;
+mod settings_error;
 mod template;
 #[cfg(any(
     feature = "amqp",
@@ -76,7 +79,8 @@ pub use nats::{Nats, NatsSettings};
 pub use outbox::text::{Secret, Text};
 #[cfg(feature = "redis")]
 pub use redis::{Redis, RedisSettings};
-pub use template::Template;
+pub use settings_error::{PublisherSettingsError, TlsFileError};
+pub use template::{Template, TemplateError};
 #[cfg(any(
     feature = "amqp",
     feature = "kafka",
@@ -87,7 +91,7 @@ pub use template::Template;
 ))]
 pub use tls::Tls;
 #[cfg(feature = "webhook")]
-pub use webhook::{Unverified, Webhook, WebhookSettings, verify_webhook};
+pub use webhook::{SigningSecretError, Unverified, Webhook, WebhookSettings, verify_webhook};
 
 /// The examples of the README and of the guide, compiled and run as tests.
 #[cfg(doctest)]

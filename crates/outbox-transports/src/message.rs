@@ -11,9 +11,10 @@ use serde_json::value::RawValue;
 /// Format of a message. In every format the message carries the event's id, for deduplication, and
 /// the event's own headers, including `traceparent` and `tracestate`. Event headers whose names
 /// start with `outbox-`, `ce-`, `ce_` or `cloudEvents:` are not sent: receivers rely on these being
-/// set by the relay.
+/// set by the relay. The version of a message, which is its writer's, is sent in every format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum Format {
     /// The body is the payload, byte for byte. The event's other fields are headers that start with
     /// `outbox-`.
@@ -40,7 +41,16 @@ pub(crate) fn source() -> crate::Text {
 }
 
 /// An encoded message.
+///
+/// ```
+/// use outbox_transports::Message;
+///
+/// let headers = vec![("outbox-id".to_owned(), "e-1".to_owned())];
+/// let message = Message::new("application/json", headers, "{}");
+/// assert_eq!(message.size(), "application/json".len() + "outbox-id".len() + "e-1".len() + "{}".len());
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Message {
     /// Content type of the body.
     pub content_type: String,
@@ -52,6 +62,15 @@ pub struct Message {
 }
 
 impl Message {
+    /// A message of these parts. [`Encoder`] makes the message for an event.
+    pub fn new(
+        content_type: impl Into<String>,
+        headers: Vec<(String, String)>,
+        body: impl Into<Bytes>,
+    ) -> Self {
+        Self { content_type: content_type.into(), headers, body: body.into() }
+    }
+
     /// Size in bytes: body, content type and headers.
     pub fn size(&self) -> usize {
         let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
@@ -206,6 +225,7 @@ fn plain(event: &Outgoing) -> Message {
     let own = |text: Option<&str>| text.map(str::to_owned);
     add("id", own(Some(event.id().as_str())));
     add("type", own(Some(event.event_type().as_str())));
+    add("message-version", own(event.header(outbox::MESSAGE_VERSION)));
     add("aggregate-type", own(Some(event.aggregate_type().as_str())));
     add("aggregate-id", own(event.aggregate_id()));
     add("key", own(event.ordering_key()));
@@ -225,7 +245,8 @@ fn plain(event: &Outgoing) -> Message {
 
 /// Adds the event's own headers unless the name is reserved or already used.
 fn add_event_headers(event: &Outgoing, headers: &mut Vec<(String, String)>) {
-    for (name, value) in event.headers() {
+    // The version is sent in every format already, by the name that the format has for it.
+    for (name, value) in event.headers().iter().filter(|(name, _)| *name != outbox::MESSAGE_VERSION) {
         if is_reserved(name) {
             log_reserved(name);
         } else if !headers.iter().any(|(used, _)| used.eq_ignore_ascii_case(name)) {
@@ -262,11 +283,12 @@ fn trace(event: &Outgoing) -> Vec<(String, String)> {
 }
 
 /// Attributes that this crate or CloudEvents defines. No event header becomes one of them.
-const ATTRIBUTES: [&str; 15] = [
+const ATTRIBUTES: [&str; 16] = [
     "specversion",
     "id",
     "source",
     "type",
+    "messageversion",
     "time",
     "subject",
     "partitionkey",
@@ -296,6 +318,7 @@ fn attributes(event: &Outgoing, source: &str) -> Vec<(&'static str, String)> {
     ];
     let mut add = |name, value: Option<String>| attributes.extend(value.map(|value| (name, value)));
     let own = |text: Option<&str>| text.map(str::to_owned);
+    add("messageversion", own(event.header(outbox::MESSAGE_VERSION)));
     add("subject", own(event.aggregate_id()));
     add("partitionkey", own(event.ordering_key()));
     add("aggregatetype", own(Some(event.aggregate_type().as_str())));
@@ -395,6 +418,32 @@ mod tests {
             } else {
                 assert!(names.contains(&"outboxed".to_owned()), "{format:?}");
             }
+        }
+    }
+
+    #[test]
+    fn the_version_of_a_message_is_sent_in_every_format() {
+        let versioned = Event::new("e").header(outbox::MESSAGE_VERSION, "2").json(&1).build().unwrap();
+        let plain = Event::new("e").header("messageversion", "forged").json(&1).build().unwrap();
+        for (format, prefix, name) in [
+            (Format::Plain, "ce-", "outbox-message-version"),
+            (Format::Cloudevents, "ce-", "ce-messageversion"),
+            (Format::Cloudevents, "", "messageversion"),
+            (Format::CloudeventsStructured, "ce-", "messageversion"),
+        ] {
+            let encode = |event: &Event| {
+                let event = Outgoing::new(event.clone());
+                Encoder::new(format, "shop").prefix(prefix).encode(&event).unwrap()
+            };
+            let version = |message: &Message| match format {
+                Format::CloudeventsStructured => {
+                    let object: Value = serde_json::from_slice(&message.body).unwrap();
+                    object.get(name).map(|version| version.as_str().unwrap().to_owned())
+                }
+                _ => header(message, name).map(str::to_owned),
+            };
+            assert_eq!(version(&encode(&versioned)).as_deref(), Some("2"), "{format:?}");
+            assert_eq!(version(&encode(&plain)), None, "{format:?}");
         }
     }
 

@@ -82,8 +82,48 @@ pub(crate) fn event() -> impl Strategy<Value = Outgoing> {
 }
 
 /// Stands for a password. No part of an address that may be shown looks like it.
-#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
+#[cfg(any(
+    feature = "amqp",
+    feature = "kafka",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis",
+    feature = "webhook"
+))]
 pub(crate) const SECRET: &str = "s3cr3t-canary";
+
+/// Files that should be in PEM format, each with [`SECRET`] in it, and none of them valid.
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "webhook"))]
+pub(crate) fn broken_pem() -> impl Strategy<Value = String> {
+    let piece = prop::sample::select(vec![
+        "-----BEGIN CERTIFICATE-----",
+        "-----END CERTIFICATE-----",
+        "-----BEGIN PRIVATE KEY-----",
+        "-----END PRIVATE KEY-----",
+        "-----BEGIN SECRET-----",
+        "-----BEGIN SECRET",
+        "SECRET",
+        "AAAA",
+        "",
+    ]);
+    prop::collection::vec(piece, 1..7)
+        .prop_map(|lines| (lines.join("\n") + "\nSECRET").replace("SECRET", SECRET))
+}
+
+/// Everything that an application may log of an error: its text and `Debug` output, and those of
+/// all errors in its chain.
+#[cfg(any(
+    feature = "amqp",
+    feature = "kafka",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis",
+    feature = "webhook"
+))]
+pub(crate) fn all_texts(error: &(dyn std::error::Error + 'static)) -> String {
+    let chain = std::iter::successors(Some(error), |error| error.source());
+    chain.map(|error| format!("{error}\n{error:?}\n{error:#?}\n")).collect()
+}
 
 /// Percent-encodes every byte of a text for use in a URL.
 #[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]

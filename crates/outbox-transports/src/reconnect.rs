@@ -6,6 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared};
+use outbox::Unavailable;
 
 /// Opens connections to one server.
 #[async_trait]
@@ -13,14 +14,14 @@ pub(crate) trait Connect: Send + Sync + 'static {
     /// An open connection.
     type Connection: Send + Sync + 'static;
 
-    /// Connects within its own timeout. The error is the reason, without secrets.
-    async fn connect(&self) -> Result<Self::Connection, String>;
+    /// Connects within its own timeout. The error contains no secrets.
+    async fn connect(&self) -> Result<Self::Connection, Unavailable>;
 
     /// Whether the connection is still usable.
     fn is_usable(connection: &Self::Connection) -> bool;
 }
 
-type Connecting<C> = Shared<BoxFuture<'static, Result<Arc<C>, String>>>;
+type Connecting<C> = Shared<BoxFuture<'static, Result<Arc<C>, Unavailable>>>;
 
 /// Holds the current connection. All callers wait for the same connection attempt. The attempt
 /// continues after a caller stops waiting.
@@ -28,7 +29,7 @@ pub(crate) struct Reconnect<C: Connect> {
     connector: Arc<C>,
     last: Mutex<Option<Connecting<C::Connection>>>,
     /// The error of the last finished connection attempt, if it failed.
-    last_error: Arc<Mutex<Option<String>>>,
+    last_error: Arc<Mutex<Option<Unavailable>>>,
 }
 
 impl<C: Connect> Reconnect<C> {
@@ -36,23 +37,24 @@ impl<C: Connect> Reconnect<C> {
         Self { connector: Arc::new(connector), last: Mutex::new(None), last_error: Arc::default() }
     }
 
-    /// Returns the connection, or the reason why connecting failed.
-    pub(crate) async fn get(&self) -> Result<Arc<C::Connection>, String> {
+    /// Returns the connection, or the reason why the server is unavailable.
+    pub(crate) async fn get(&self) -> Result<Arc<C::Connection>, Unavailable> {
         self.connecting().await
     }
 
     /// Returns the connection, or an error after `limit`: the error of the last finished attempt
     /// while another attempt is in progress.
-    pub(crate) async fn get_within(&self, limit: Duration) -> Result<Arc<C::Connection>, String> {
+    pub(crate) async fn get_within(&self, limit: Duration) -> Result<Arc<C::Connection>, Unavailable> {
         match tokio::time::timeout(limit, self.get()).await {
             Ok(connection) => connection,
             Err(_) => {
-                Err(self.last_error().clone().unwrap_or_else(|| format!("not connected within {limit:?}")))
+                let timed_out = || Unavailable::new(format_args!("not connected within {limit:?}"));
+                Err(self.last_error().clone().unwrap_or_else(timed_out))
             }
         }
     }
 
-    fn last_error(&self) -> MutexGuard<'_, Option<String>> {
+    fn last_error(&self) -> MutexGuard<'_, Option<Unavailable>> {
         self.last_error.lock().expect("no panic while the lock is held")
     }
 
@@ -75,7 +77,7 @@ impl<C: Connect> Reconnect<C> {
             connected
         });
         let connecting =
-            task.map(|end| end.unwrap_or_else(|_| Err("the process is shutting down".to_owned())));
+            task.map(|end| end.unwrap_or_else(|_| Err(Unavailable::new("the process is shutting down"))));
         last.insert(connecting.boxed().shared()).clone()
     }
 }
@@ -96,11 +98,11 @@ mod tests {
     impl Connect for Arc<FakeConnector> {
         type Connection = AtomicBool;
 
-        async fn connect(&self) -> Result<AtomicBool, String> {
+        async fn connect(&self) -> Result<AtomicBool, Unavailable> {
             self.attempts.fetch_add(1, Ordering::SeqCst);
             self.permits.acquire().await.unwrap().forget();
             if self.failing.load(Ordering::SeqCst) {
-                Err("refused".to_owned())
+                Err(Unavailable::new("refused"))
             } else {
                 Ok(AtomicBool::new(true))
             }
@@ -124,7 +126,7 @@ mod tests {
 
         // Both callers gave up, and only one attempt was started.
         let limit = Duration::from_millis(1);
-        assert_eq!(reconnect.get_within(limit).await.unwrap_err(), "not connected within 1ms");
+        assert_eq!(reconnect.get_within(limit).await.unwrap_err().reason(), "not connected within 1ms");
         assert!(reconnect.get_within(limit).await.is_err());
         connector.permits.add_permits(1);
         let (one, two) = tokio::join!(reconnect.get(), reconnect.get());
@@ -135,15 +137,15 @@ mod tests {
         connection.store(false, Ordering::SeqCst);
         connector.failing.store(true, Ordering::SeqCst);
         connector.permits.add_permits(1);
-        assert_eq!(reconnect.get().await.unwrap_err(), "refused");
+        assert_eq!(reconnect.get().await.unwrap_err().reason(), "refused");
         assert_eq!(attempts(), 2);
         assert_eq!(
-            reconnect.get_within(limit).await.unwrap_err(),
+            reconnect.get_within(limit).await.unwrap_err().reason(),
             "refused",
             "while the next attempt is under way"
         );
         connector.permits.add_permits(1);
-        assert_eq!(reconnect.get().await.unwrap_err(), "refused");
+        assert_eq!(reconnect.get().await.unwrap_err().reason(), "refused");
         connector.failing.store(false, Ordering::SeqCst);
         connector.permits.add_permits(1);
         assert!(reconnect.get().await.is_ok());

@@ -13,7 +13,7 @@
 //!     .token(Token::new("ops", Role::Operate, secret))
 //!     .build()?;
 //!
-//! let app: axum::Router = axum::Router::new().merge(web.router());
+//! let app: axum::Router = axum::Router::new().nest_service("/ops", web.router());
 //! # let _ = app;
 //! # Ok(()) }
 //! ```
@@ -21,7 +21,7 @@
 //! # Request flow
 //!
 //! ```text
-//! request ──► guard: host, origin, token or session, CSRF, size, JSON ──► role ──► route ──► store
+//! request ──► guard: host, origin, caller, CSRF, size, JSON ──► role ──► route ──► store
 //!                                                                                   │
 //!                                             audit: entry stored before the change ┘
 //! ```
@@ -31,7 +31,7 @@
 //! | module | contents |
 //! | --- | --- |
 //! | `builder` | [`Web`] and its builder |
-//! | `auth` | authentication: tokens, sessions, the guard |
+//! | `auth` | authentication: tokens, sessions, actors of the application, the guard |
 //! | `routes` | one file per resource; the role that each route needs |
 //! | `audit` | changes: the audit entry is stored before the change is made |
 //! | `jobs` | long-running replays and purges |
@@ -44,7 +44,7 @@
 //!
 //! # Guarantees
 //!
-//! - Without a token or a session only the dashboard's own files are served; they contain no data.
+//! - Without a caller only the dashboard's own files are served; they contain no data.
 //! - GET changes nothing. Every change, and every read of a payload, has an audit entry before it
 //!   happens.
 //! - No payload, token or password is in a log line, an error or a metric.
@@ -71,6 +71,7 @@ mod state;
 mod text;
 mod views;
 
+pub use auth::actor::Actor;
 pub use auth::hosts::Hosts;
 pub use auth::token::{Role, Token};
 pub use builder::{BuildError, Web, WebBuilder};

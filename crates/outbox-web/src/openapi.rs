@@ -21,7 +21,9 @@ Inspect an outbox, find out why an event has not been delivered, and repair it.
 
 **Authentication.** Send `Authorization: Bearer TOKEN`. A token has a role: `read` reads everything except payloads, `operate` also reads \
 payloads and replays, skips, cancels, pauses and resumes, `admin` also edits, resets and purges. Each operation names the role \
-that it needs. Browsers exchange a token for a session (`POST /api/outbox/session`) and send its CSRF token with every change.
+that it needs. Browsers exchange a token for a session (`POST /api/outbox/session`) and send its CSRF token with every change. \
+An application that serves this API may identify its users itself, by its own sign-in: their changes need `X-CSRF-Token` and the \
+cookie of `GET /api/outbox/whoami` as well.
 
 **Databases.** If there are several databases, every request takes `?database=NAME`.
 
@@ -67,7 +69,11 @@ const ALWAYS: [(&str, &str); 7] = [
 
 /// Additional error responses of changing operations.
 const CHANGES: [(&str, &str); 3] = [
-    ("403", "The role is not sufficient, the CSRF token is wrong, or the request comes from another site"),
+    (
+        "403",
+        "The role is not sufficient, the CSRF token is wrong, the request comes from another site, or the application gives \
+         the caller no access",
+    ),
     ("413", "The body is larger than 1 MiB"),
     ("415", "The body is not JSON"),
 ];
@@ -83,7 +89,7 @@ pub(crate) fn complete(document: &mut OpenApi, role: Option<Role>) {
             let words = path.split(['/', '.', '{', '}']).filter(|word| !word.is_empty() && *word != "outbox");
             operation.operation_id = Some([method].into_iter().chain(words).collect::<Vec<_>>().join("_"));
             add_role(operation, role);
-            add_problems(operation, changes, role);
+            add_problems(operation, changes);
         }
     }
 }
@@ -100,7 +106,7 @@ fn add_role(operation: &mut Operation, role: Option<Role>) {
     operation.description = Some(format!("{description}Needs the role `{role}`."));
 }
 
-fn add_problems(operation: &mut Operation, changes: bool, role: Option<Role>) {
+fn add_problems(operation: &mut Operation, changes: bool) {
     let responses = &mut operation.responses.responses;
     let mut add = |status: &str, what: &str| {
         responses.entry(status.to_owned()).or_insert_with(|| RefOr::T(Documented::new(what)));
@@ -109,8 +115,8 @@ fn add_problems(operation: &mut Operation, changes: bool, role: Option<Role>) {
     add("401", "The token or the session is missing or wrong");
     if changes {
         CHANGES.iter().for_each(|(status, what)| add(status, what));
-    } else if role > Some(Role::Read) {
-        add("403", "The role is not sufficient");
+    } else {
+        add("403", "The role is not sufficient, or the application gives the caller no access");
     }
     if operation.request_body.is_some() {
         add("422", "The body is JSON, but does not match the schema");

@@ -22,6 +22,7 @@ pub(crate) type ApiResult<T> = Result<T, Problem>;
 pub(crate) enum Kind {
     BadRequest,
     Unauthorized,
+    NoAccess,
     Forbidden,
     BadCsrf,
     BadOrigin,
@@ -46,6 +47,7 @@ impl Kind {
         match self {
             Kind::BadRequest => ("bad-request", "Bad request", StatusCode::BAD_REQUEST),
             Kind::Unauthorized => ("unauthorized", "Authentication required", StatusCode::UNAUTHORIZED),
+            Kind::NoAccess => ("no-access", "No access", StatusCode::FORBIDDEN),
             Kind::Forbidden => ("forbidden", "Role not sufficient", StatusCode::FORBIDDEN),
             Kind::BadCsrf => ("csrf", "CSRF token missing or wrong", StatusCode::FORBIDDEN),
             Kind::BadOrigin => ("origin", "Cross-site request rejected", StatusCode::FORBIDDEN),
@@ -146,6 +148,11 @@ impl Problem {
     pub(crate) fn detail(&self) -> &str {
         &self.detail
     }
+
+    /// How to proceed.
+    pub(crate) fn advised(&self) -> &str {
+        self.advice.as_deref().unwrap_or_default()
+    }
 }
 
 impl IntoResponse for Problem {
@@ -218,6 +225,7 @@ mod tests {
         let kinds = [
             BadRequest,
             Unauthorized,
+            NoAccess,
             Forbidden,
             BadCsrf,
             BadOrigin,

@@ -3,7 +3,8 @@
 //!
 //! `PROPTEST_CASES` sets the number of cases of each test.
 
-use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, Request, StatusCode, Uri, header};
 use axum::response::IntoResponse as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -14,6 +15,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::age::Age;
 use crate::auth::Authenticator;
+use crate::auth::csrf::CsrfKey;
 use crate::auth::hosts::Hosts;
 use crate::auth::sessions::{COOKIE, Sessions};
 use crate::auth::throttle::Throttle;
@@ -116,10 +118,19 @@ fn is_allowed(host: &str) -> bool {
 fn authenticator() -> Authenticator {
     Authenticator {
         tokens: vec![Token::new("ops", Role::Operate, TOKEN)],
+        identify: None,
         tls: false,
         sessions: Sessions::default(),
+        csrf: CsrfKey::generate(),
         throttle: Throttle::new(u32::MAX),
     }
+}
+
+/// A request for `/` with these headers.
+fn request(headers: HeaderMap) -> Parts {
+    let (mut parts, ()) = Request::new(()).into_parts();
+    parts.headers = headers;
+    parts
 }
 
 fn with(name: header::HeaderName, value: &[u8]) -> Option<HeaderMap> {
@@ -192,7 +203,7 @@ proptest! {
 
     #[test]
     fn only_hosts_of_this_server_are_accepted(authority in authority()) {
-        let hosts = Hosts(vec![HOST.to_owned()]);
+        let hosts = Hosts::new([HOST]);
         let Some(headers) = with(header::HOST, authority.as_bytes()) else { return Ok(()) };
         let host = host_of(&authority);
         if hosts.check_host(&headers, &Uri::from_static("/")).is_ok() {
@@ -204,7 +215,7 @@ proptest! {
     fn only_pages_of_this_server_may_make_changes(
         authority in authority(), scheme in prop::sample::select(vec!["http://", "https://", "://", ""]),
     ) {
-        let hosts = Hosts(vec![HOST.to_owned()]);
+        let hosts = Hosts::new([HOST]);
         let Some(mut headers) = with(header::ORIGIN, format!("{scheme}{authority}").as_bytes()) else { return Ok(()) };
         headers.insert(header::HOST, HeaderValue::from_static("127.0.0.1:8080"));
         if hosts.check_origin(&headers, &Uri::from_static("/")).is_ok() {
@@ -221,7 +232,7 @@ proptest! {
     ) {
         let value = format!("{scheme}{secret}");
         let name = |answer: ApiResult<crate::auth::Caller>| answer.map(|caller| caller.name).map_err(|p| format!("{p:?}"));
-        let result = name(authenticator().authenticate(&with(header::AUTHORIZATION, value.as_bytes()).unwrap(), &Uri::from_static("/"), None));
+        let result = name(authenticator().authenticate(&request(with(header::AUTHORIZATION, value.as_bytes()).unwrap())));
         let is_valid = secret == TOKEN && scheme.trim_end().eq_ignore_ascii_case("bearer") && scheme.ends_with(' ');
         prop_assert_eq!(result.is_ok(), is_valid, "{}", value);
         if let Err(error) = result {
@@ -229,7 +240,7 @@ proptest! {
         }
         for header in [header::AUTHORIZATION, header::COOKIE] {
             if let Some(headers) = with(header, &raw) {
-                prop_assert!(name(authenticator().authenticate(&headers, &Uri::from_static("/"), None)).is_err());
+                prop_assert!(name(authenticator().authenticate(&request(headers))).is_err());
             }
         }
     }
@@ -243,7 +254,7 @@ proptest! {
         let cookie = if cut { &cookie[1..] } else { &cookie };
         let all = format!("{}; {COOKIE}={cookie}{after}", before.join("; "));
         prop_assume!(!before.iter().any(|one| one.starts_with(&format!("{COOKIE}="))));
-        let result = authenticator.authenticate(&with(header::COOKIE, all.as_bytes()).unwrap(), &Uri::from_static("/"), None);
+        let result = authenticator.authenticate(&request(with(header::COOKIE, all.as_bytes()).unwrap()));
         prop_assert_eq!(result.is_ok(), !cut, "{}", all);
     }
 

@@ -243,6 +243,10 @@ async fn only_names_of_this_server_are_accepted() {
             let response =
                 server.send(server.request("GET", path).bearer_auth(READ).header("host", host)).await;
             assert_eq!(response.status, status, "{host} {path}");
+            if status == 421 {
+                let advice = response.json()["advice"].as_str().unwrap().to_owned();
+                assert!(advice.contains("`hosts`") && advice.contains("`WebBuilder::host`"), "{advice}");
+            }
         }
     }
 }

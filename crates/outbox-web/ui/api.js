@@ -5,12 +5,14 @@ import { sentence } from "./format.js";
 /** Resources that do not depend on a database. */
 const EVERYWHERE = ["whoami", "session", "databases"];
 
-const BASE = new URL("api/outbox/", document.baseURI);
+// Relative to this file: the address of the page may lack the slash at the end (`/ops`).
+const BASE = new URL("api/outbox/", import.meta.url);
 
 /** URL of the API documentation. */
-export const DOCS = new URL("api/docs", document.baseURI).href;
+export const DOCS = new URL("api/docs", import.meta.url).href;
 
 let csrf = null;
+let actor = null;
 let database = null;
 let signedOut = () => {};
 
@@ -20,6 +22,12 @@ export class Problem extends Error {
     super(sentences(body?.detail || body?.title || `the server returned status ${status}`, body?.advice));
     this.status = status;
     this.title = body?.title || "Request failed";
+    this.kind = body?.type?.split(":").pop();
+  }
+
+  /** Whether the caller is not, or no longer, signed in: a token is missing, or the application refuses. */
+  get signedOut() {
+    return this.status === 401 || this.kind === "no-access";
   }
 }
 
@@ -33,12 +41,13 @@ export function useDatabase(name) {
   database = name;
 }
 
-/** Sets the CSRF token that is sent with changes. */
-export function useCsrf(token) {
-  csrf = token ?? csrf;
+/** Sets the caller, whose CSRF token is sent with changes. */
+export function useCaller(me) {
+  actor = me.actor;
+  csrf = me.csrf;
 }
 
-/** Sets the callback for responses with 401. */
+/** Sets the callback for problems of a caller who is not signed in. */
 export function onSignedOut(callback) {
   signedOut = callback;
 }
@@ -61,7 +70,7 @@ export const post = (path, body = {}, query) => request("POST", path, { body, qu
 export const put = (path, body, query) => request("PUT", path, { body, query });
 export const del = path => request("DELETE", path, {});
 
-async function request(method, path, { query, body, signal }) {
+async function request(method, path, { query, body, signal }, isRetry = false) {
   const headers = { accept: "application/json" };
   if (body !== undefined) headers["content-type"] = "application/json";
   if (method !== "GET" && csrf) headers["x-csrf-token"] = csrf;
@@ -78,8 +87,19 @@ async function request(method, path, { query, body, signal }) {
   const text = await answer.text();
   const read = parse(text);
   if (answer.ok) return read;
-  if (answer.status === 401 && path !== "session") signedOut();
-  throw new Problem(answer.status, read);
+  const problem = new Problem(answer.status, read);
+  // The token of a user of the application is valid until a restart, or until its cookie expires.
+  if (problem.kind === "csrf" && !isRetry) {
+    const me = await get("whoami", {}, signal);
+    // Another user has signed in meanwhile, who has not asked for this change.
+    if (me.actor !== actor) location.reload();
+    else {
+      useCaller(me);
+      return request(method, path, { query, body, signal }, true);
+    }
+  }
+  if (problem.signedOut && path !== "session") signedOut(problem);
+  throw problem;
 }
 
 function parse(text) {

@@ -1,6 +1,6 @@
 // Entry point: session, database, and the current view.
 
-import { get, onSignedOut, useCsrf, useDatabase } from "./api.js";
+import { get, onSignedOut, useCaller, useDatabase } from "./api.js";
 import { fill, h } from "./dom.js";
 import { keepTimes } from "./format.js";
 import { listen } from "./keyboard.js";
@@ -40,7 +40,7 @@ let visit = new AbortController();
 applyTheme();
 keepTimes();
 listen();
-onSignedOut(() => signIn());
+onSignedOut(problem => (problem.status === 401 ? signIn() : refuse(problem)));
 addEventListener("hashchange", () => (frame ? move() : start()));
 start();
 
@@ -55,7 +55,7 @@ async function start() {
   try {
     open(await get("whoami"));
   } catch (error) {
-    if (error.status !== 401) fill(app, failed(error, start));
+    if (!error.signedOut) fill(app, failed(error, start));
   }
 }
 
@@ -63,6 +63,13 @@ async function start() {
 function signIn(token) {
   leave();
   login(app, { token, done: open });
+}
+
+/** Shows that the application has ended the access of this user. */
+function refuse(problem) {
+  leave();
+  fill(app, h("main.login", { id: "main" }, h("div.card", null, failed(problem, () => location.reload()))));
+  document.title = "No access · outbox";
 }
 
 function leave() {
@@ -76,7 +83,7 @@ function leave() {
 function open(me) {
   leave();
   session = new AbortController();
-  useCsrf(me.csrf);
+  useCaller(me);
   signedInAs(me);
   const names = me.databases;
   const wanted = current().query.database;

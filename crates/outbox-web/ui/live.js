@@ -53,6 +53,7 @@ function open() {
   source = stream;
   stream.addEventListener("history", event => receive(() => { points = JSON.parse(event.data).map(point); }));
   stream.addEventListener("tick", event => receive(() => add(JSON.parse(event.data))));
+  stream.addEventListener("renew", () => { if (source === stream) reconnect(); });
   stream.onerror = () => {
     if (source !== stream) return;
     setState("lost");
@@ -61,10 +62,10 @@ function open() {
   };
 }
 
-/** Retries in 3 s, unless the session has ended: a stream cannot report a 401. */
+/** Retries in 3 s, unless the caller is signed out: a stream cannot report that. */
 function retryLater() {
   clearTimeout(retry);
-  retry = setTimeout(() => get("whoami").then(open, error => { if (error.status !== 401) retryLater(); }), 3_000);
+  retry = setTimeout(() => get("whoami").then(open, error => { if (!error.signedOut) retryLater(); }), 3_000);
 }
 
 function receive(apply) {

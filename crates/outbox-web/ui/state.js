@@ -13,7 +13,7 @@ export async function load(container, fetch, render) {
     await render(data);
     return data;
   } catch (error) {
-    if (error.name === "AbortError" || error.status === 401) return undefined;
+    if (error.name === "AbortError" || error.signedOut) return undefined;
     fill(container, failed(error, () => load(container, fetch, render)));
     return undefined;
   } finally {

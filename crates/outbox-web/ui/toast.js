@@ -19,7 +19,7 @@ export async function attempt(run, done) {
     if (done) toast(typeof done === "function" ? done(result) : done, "good");
     return result ?? true;
   } catch (error) {
-    if (error.name !== "AbortError" && error.status !== 401) toast(error.message, "bad");
+    if (error.name !== "AbortError" && !error.signedOut) toast(error.message, "bad");
     return undefined;
   }
 }

@@ -23,7 +23,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use outbox::fleet::{DatabaseState, Discovery, FleetDatabase};
-use outbox::{Context, Error, EventBuilder, Fleet, Handled, HandlerTx, Message, Outbox};
+use outbox::{Error, EventBuilder, Fleet, Handled, HandlerTx, Message, Outbox};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::Sqlite;

@@ -1,5 +1,5 @@
-//! A type for each kind of event: a handler gets its own type, and a payload that does not parse is
-//! a dead letter at once.
+//! A type for each kind of event, by hand: a handler gets its own type, and a payload that does not
+//! parse is a dead letter at once. The example `message_derive` derives such types.
 //!
 //! ```sh
 //! cargo run --example typed_messages

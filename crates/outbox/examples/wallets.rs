@@ -1,16 +1,17 @@
 //! Wallets in an event log: no table of balances, only events. A transfer is decided on the balance
-//! and appended only if no event of either wallet was appended since. Two publishers follow the
-//! log: a journal of all events, and an alert on large deposits.
+//! and appended only if no event of either wallet was appended since; otherwise it is decided
+//! again. Two publishers follow the log: a journal of all events, and an alert on large deposits.
 //!
 //! ```sh
 //! cargo run --example wallets
 //! ```
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use outbox::{
-    Appended, Condition, Error, EventBuilder, Log, LogEvent, Message, Outbox, Outgoing, Position, Projection,
+    Appended, DecideError, Decision, EventBuilder, Log, LogEvent, Message, Outbox, Outgoing, Position,
     PublishError, Publisher, Query, Tag, Topic,
 };
 use serde::{Deserialize, Serialize};
@@ -50,20 +51,44 @@ impl Message for Transferred {
     }
 }
 
-/// The balance of a wallet, from all its events.
-async fn balance(log: &Log<Sqlite>, wallet: &str) -> outbox::Result<Projection<i64>> {
-    let about = Query::tag("wallet", wallet);
-    log.project(about, 0, |balance, event: &LogEvent| match event.event_type().as_str() {
-        Opened::TYPE => balance + event.payload::<Opened>().map_or(0, |opened| opened.balance),
-        Transferred::TYPE => match event.payload::<Transferred>() {
-            Ok(transfer) if transfer.from == wallet => balance - transfer.amount,
-            Ok(transfer) => balance + transfer.amount,
-            Err(_) => balance,
-        },
-        _ => balance,
-    })
-    .await
+/// Balances, complete for the wallets whose events a query selects.
+#[derive(Clone, Default)]
+struct Balances(BTreeMap<String, i64>);
+
+impl Balances {
+    fn of(&self, wallet: &str) -> i64 {
+        self.0.get(wallet).copied().unwrap_or_default()
+    }
+
+    fn apply(mut self, event: &LogEvent) -> Self {
+        match event.event_type().as_str() {
+            Opened::TYPE => {
+                if let Ok(opened) = event.payload::<Opened>() {
+                    *self.0.entry(opened.wallet).or_default() += opened.balance;
+                }
+            }
+            Transferred::TYPE => {
+                if let Ok(transfer) = event.payload::<Transferred>() {
+                    *self.0.entry(transfer.from).or_default() -= transfer.amount;
+                    *self.0.entry(transfer.to).or_default() += transfer.amount;
+                }
+            }
+            _ => {}
+        }
+        self
+    }
+
+    /// Decides on a transfer.
+    fn transfer(&self, transfer: Transferred) -> Result<[Transferred; 1], TooLittle> {
+        let balance = self.of(&transfer.from);
+        if balance < transfer.amount { Err(TooLittle(balance)) } else { Ok([transfer]) }
+    }
 }
+
+/// Refusal of a transfer.
+#[derive(Debug, thiserror::Error)]
+#[error("the balance is only {0}")]
+struct TooLittle(i64);
 
 /// Outcome of a transfer.
 #[derive(Debug, PartialEq)]
@@ -73,29 +98,27 @@ enum Transfer {
     Refused,
 }
 
-/// Transfers money if the balance suffices. Decides again after a conflict.
+/// Transfers money if the balance suffices. A transfer that another one has overtaken is decided
+/// again on the new balances.
 async fn transfer(
     log: &Log<Sqlite>,
     from: &str,
     to: &str,
     amount: i64,
     request: &str,
-) -> outbox::Result<Transfer> {
-    loop {
-        let source = balance(log, from).await?;
-        let target = balance(log, to).await?;
-        // A repeated request gets the same answer, and the money is transferred once.
-        let once = Condition::only_once(Query::tag("request", request));
-        if source.state < amount {
-            return Ok(Transfer::Refused);
-        }
-        let made = Transferred { from: from.into(), to: to.into(), amount, request: request.into() };
-        match log.append_if([made], source.unchanged().and(target.unchanged()).and(once)).await {
-            Ok(Appended::New(_)) => return Ok(Transfer::Made),
-            Ok(Appended::Already) => return Ok(Transfer::MadeBefore),
-            Err(Error::Conflict { .. }) => {}
-            Err(error) => return Err(error),
-        }
+) -> Result<Transfer, DecideError<TooLittle>> {
+    // A repeated request transfers the money once. Each of the concurrent transfers below may be
+    // overtaken by all others.
+    let wallets = Query::tag("wallet", from).or(Query::tag("wallet", to));
+    let decision = Decision::on(wallets).once(Query::tag("request", request)).tries(40);
+    let wanted = || Transferred { from: from.into(), to: to.into(), amount, request: request.into() };
+    let decided =
+        log.decide(decision, Balances::default(), Balances::apply, |balances| balances.transfer(wanted()));
+    match decided.await {
+        Ok(decided) if decided.appended == Appended::Already => Ok(Transfer::MadeBefore),
+        Ok(_) => Ok(Transfer::Made),
+        Err(DecideError::Refused(_)) => Ok(Transfer::Refused),
+        Err(error) => Err(error),
     }
 }
 
@@ -142,7 +165,7 @@ impl Publisher for Alerts {
 }
 
 #[tokio::main]
-async fn main() -> outbox::Result<()> {
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let outbox = Outbox::sqlite(":memory:").await?;
     outbox.migrate().await?;
     let log = outbox.log();
@@ -173,13 +196,11 @@ async fn main() -> outbox::Result<()> {
             transfer(&log, WALLETS[n % 3], WALLETS[(n + 1) % 3], 5, &format!("many-{n}")).await
         });
     }
-    let answers = busy.join_all().await.into_iter().collect::<outbox::Result<Vec<_>>>()?;
+    let answers = busy.join_all().await.into_iter().collect::<Result<Vec<_>, _>>()?;
     let made = answers.iter().filter(|answer| **answer == Transfer::Made).count();
 
-    let mut total = 0;
-    for wallet in WALLETS {
-        total += balance(&log, wallet).await?.state;
-    }
+    let all = log.project(Query::all(), Balances::default(), Balances::apply).await?;
+    let total: i64 = WALLETS.iter().map(|wallet| all.state.of(wallet)).sum();
     println!("{made} of 30 small transfers made, and there are still {total} in all");
 
     relay.idle().await?;

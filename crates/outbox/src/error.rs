@@ -79,6 +79,17 @@ pub enum Error {
         known: i64,
     },
 
+    /// No such version of the tables to upgrade from.
+    #[error(
+        "the tables have no version {version}: versions 1 to {newest} exist, and 0 is a database without tables"
+    )]
+    UnknownSchemaVersion {
+        /// The version as given.
+        version: i64,
+        /// The newest version this build knows.
+        newest: i64,
+    },
+
     /// An event with this id is already in the table.
     #[error(
         "an event with the id {id} already exists: ids must be unique; leave the id out to get a fresh one"

@@ -1,7 +1,10 @@
 //! The event: written, delivered and passed to handlers. Built once, then immutable.
 
 mod builder;
+mod from_event;
+mod message;
 mod names;
+mod payload_error;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::EventError;
@@ -17,7 +19,14 @@ use crate::log::Tag;
 
 pub use builder::EventBuilder;
 pub(crate) use builder::check_text;
+pub use from_event::FromEvent;
+#[cfg(feature = "macros")]
+pub use from_event::read;
+pub use message::{MESSAGE_VERSION, Message, UpcastError};
 pub use names::{AggregateType, EventId, EventType};
+use payload_error::ParseLocation;
+pub use payload_error::PayloadError;
+pub(crate) use payload_error::Unparsable;
 
 /// Aggregate type of events without an aggregate.
 pub const GLOBAL: &str = "__GLOBAL__";
@@ -245,8 +254,9 @@ impl Event {
         self.0.payload.content_type()
     }
 
-    /// Deserializes the payload. A payload that does not parse now never will: with `?` in a
-    /// handler the event is dead-lettered immediately.
+    /// Deserializes the payload as it was written, whatever [version](Message::VERSION) it has. A
+    /// payload that does not parse now never will: with `?` in a handler the event is dead-lettered
+    /// immediately.
     ///
     /// ```
     /// # use outbox::Event;
@@ -256,16 +266,33 @@ impl Event {
     /// # Ok::<(), outbox::EventError>(())
     /// ```
     pub fn payload<T: DeserializeOwned>(&self) -> Result<T, PayloadError> {
-        serde_json::from_slice(self.payload_bytes()).map_err(|e| PayloadError {
-            expected: std::any::type_name::<T>(),
-            // serde's own text may quote the payload: keep the kind and the location.
-            source: Unparsable(format!(
-                "{:?} error at line {} column {}",
-                e.classify(),
-                e.line(),
-                e.column()
-            )),
-        })
+        serde_json::from_slice(self.payload_bytes())
+            .map_err(|error| PayloadError::new::<T>(ParseLocation(&error)))
+    }
+
+    /// Reads the event as a [`Message`], or as an enum of messages. Checks the event's type, and
+    /// upcasts a payload of an older version.
+    ///
+    /// ```
+    /// use outbox::{Event, Message};
+    /// use serde::{Deserialize, Serialize};
+    ///
+    /// #[derive(Serialize, Deserialize)]
+    /// struct Deposited { amount: i64 }
+    /// impl Message for Deposited { const TYPE: &'static str = "Deposited"; }
+    ///
+    /// let event = Event::new("Deposited").json(&Deposited { amount: 100 }).build()?;
+    /// assert_eq!(event.message::<Deposited>().unwrap().amount, 100);
+    ///
+    /// let other = Event::new("Withdrawn").json(&Deposited { amount: 100 }).build()?;
+    /// assert!(other.message::<Deposited>().is_err());
+    /// # Ok::<(), outbox::EventError>(())
+    /// ```
+    pub fn message<M: FromEvent>(&self) -> Result<M, PayloadError> {
+        if !M::TYPES.contains(&self.event_type().as_str()) {
+            return Err(PayloadError::unknown_type::<M>(self));
+        }
+        M::from_event(self)
     }
 
     /// When it occurred, by the writer's clock.
@@ -332,79 +359,12 @@ impl fmt::Debug for Event {
     }
 }
 
-/// A payload that could not be deserialized to the type that the handler expects.
-///
-/// The event is dead-lettered immediately, also if the error is wrapped in an error of your own
-/// that returns it as its [source](std::error::Error::source).
-///
-/// ```
-/// use outbox::{Failure, PayloadError};
-///
-/// #[derive(Debug, thiserror::Error)]
-/// enum ShopError {
-///     #[error("the order cannot be read")]
-///     Order(#[from] PayloadError),
-///     #[error("no stock")]
-///     NoStock,
-/// }
-///
-/// let event = outbox::Event::new("order").json("none").build()?;
-/// let unreadable = ShopError::from(event.payload::<u32>().unwrap_err());
-/// assert!(Failure::from(unreadable).is_dead());
-/// assert!(!Failure::from(ShopError::NoStock).is_dead());
-/// # Ok::<(), outbox::EventError>(())
-/// ```
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("the payload is not a {expected}: {source}")]
-pub struct PayloadError {
-    expected: &'static str,
-    source: Unparsable,
-}
-
-/// Location and kind of the error in a payload. A separate type, so that it is found behind errors
-/// that forward [`source`](std::error::Error::source) and hide the [`PayloadError`] itself:
-/// `#[error(transparent)]`, `std::io::Error`.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Unparsable(String);
-
-/// A type of yours that is an event's payload.
-///
-/// ```
-/// use outbox::{EventBuilder, Message};
-/// use serde::{Deserialize, Serialize};
-///
-/// #[derive(Serialize, Deserialize)]
-/// struct OrderPlaced { order: u64, total: u64 }
-///
-/// impl Message for OrderPlaced {
-///     const TYPE: &'static str = "order.placed";
-///
-///     // optional: further attributes of the event
-///     fn describe(&self, event: EventBuilder) -> EventBuilder {
-///         event.aggregate("order", self.order.to_string()).ordering_key(format!("order-{}", self.order))
-///     }
-/// }
-/// ```
-pub trait Message: Serialize + DeserializeOwned + Send + 'static {
-    /// The event type, for which [`on`](crate::RelayBuilder::on) registers a handler.
-    const TYPE: &'static str;
-
-    /// The aggregate type, for which a handler is registered as well.
-    const AGGREGATE_TYPE: &'static str = GLOBAL;
-
-    /// Adds attributes of the event: key, tenant, headers, delay.
-    fn describe(&self, event: EventBuilder) -> EventBuilder {
-        event
-    }
-}
-
-/// Types that can be written as events: an [`Event`], an [`EventBuilder`], or a [`Message`] of
-/// yours.
+/// Types that can be written as events: an [`Event`], an [`EventBuilder`], a [`Message`] of yours,
+/// or an enum that derives it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an event",
     label = "not an event",
-    note = "write an `Event`, an `EventBuilder`, or a type of yours that implements `outbox::Message`"
+    note = "write an `Event`, an `EventBuilder`, or a type of yours that derives or implements `outbox::Message`"
 )]
 pub trait IntoEvent {
     /// Creates the event; `limit` is the maximum size of its payload.
@@ -418,16 +378,6 @@ impl IntoEvent for Event {
             return Err(EventError::PayloadTooLarge { size, limit });
         }
         Ok(self)
-    }
-}
-
-impl<M: Message> IntoEvent for M {
-    fn into_event(self, limit: usize) -> Result<Event, EventError> {
-        let event = Event::new(EventType::from_static(M::TYPE))
-            .aggregate_type(AggregateType::from_static(M::AGGREGATE_TYPE))
-            .json(&self)
-            .max_payload(limit);
-        self.describe(event).build()
     }
 }
 

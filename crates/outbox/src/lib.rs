@@ -76,8 +76,8 @@ pub use connect::Pooler;
 pub use destination::{Destination, Outage, Router};
 pub use error::{DatabaseError, DecodeError, Error, EventError, Result, StorageFault};
 pub use event::{
-    AggregateType, Event, EventBuilder, EventId, EventType, GLOBAL, IntoEvent, JSON, MAX_PAYLOAD, Message,
-    Payload, PayloadError,
+    AggregateType, Event, EventBuilder, EventId, EventType, FromEvent, GLOBAL, IntoEvent, JSON, MAX_PAYLOAD,
+    MESSAGE_VERSION, Message, Payload, PayloadError, UpcastError,
 };
 pub use explain::{EventFacts, Explanation, Reason};
 pub use fleet::Fleet;
@@ -91,10 +91,10 @@ pub use join::{
     FanOut, FannedOut, Join, JoinAt, JoinError, JoinId, JoinStatus, JoinWait, Joins, NewJoin, Step,
 };
 pub use log::{
-    Appended, Condition, EventResult, Lag, LatchError, LatchPublisher, Log, LogAdmin, LogEvent, MAX_APPEND,
-    MAX_TAG, MAX_TAGS, Outgoing, Position, Projection, PublishError, Publisher, Query, Statistics,
-    StatisticsPublisher, Subscription, SubscriptionId, SubscriptionState, SubscriptionStatus, Tag, Topic,
-    TracingPublisher, Unavailable,
+    Appended, Condition, DecideError, Decided, Decision, EventResult, Lag, LatchError, LatchPublisher, Log,
+    LogAdmin, LogEvent, MAX_APPEND, MAX_TAG, MAX_TAGS, Outgoing, Position, Projection, PublishError,
+    Publisher, Query, Statistics, StatisticsPublisher, Subscription, SubscriptionId, SubscriptionState,
+    SubscriptionStatus, Tag, Topic, TracingPublisher, Unavailable,
 };
 pub use outbox::{Outbox, OutboxBuilder};
 pub use queue::{WorkItem, WorkItemId, WorkItemIdError, WorkQueue};
@@ -103,10 +103,20 @@ pub use retry::{Backoff, RetryPolicy};
 pub use sql::dialect::FrozenClock;
 pub use sql::{
     Clock, Database, DatabaseKind, DatabaseRole, SqlStore, StoreOptions, grants_sql, migration_sql,
-    open_store,
+    migration_sql_from, open_store,
 };
 pub use store::{Completion, NodeId, OnDead, Status};
 pub use tx::{Receipt, Tx};
+
+/// Parts that the code of `#[derive(Message)]` uses.
+#[cfg(feature = "macros")]
+#[doc(hidden)]
+pub mod __private {
+    pub use serde;
+    pub use serde_json;
+
+    pub use crate::event::read;
+}
 
 /// Compiles the examples of the README and of the guide.
 #[cfg(doctest)]

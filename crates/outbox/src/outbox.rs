@@ -398,6 +398,22 @@ impl<DB: Database> Outbox<DB> {
         self.shared.store.migration_sql()
     }
 
+    /// The statements that upgrade the tables from this version to the one of this build: for the
+    /// next file among an application's own migrations. See
+    /// [`migration_sql_from`](crate::migration_sql_from).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # use outbox::Outbox;
+    /// # let outbox = Outbox::sqlite(":memory:").await?;
+    /// let script = outbox.migration_sql_from(8)?;
+    /// assert!(script.contains("-- version 9") && !script.contains("-- version 8"));
+    /// # Ok(()) }
+    /// ```
+    pub fn migration_sql_from(&self, version: i64) -> Result<String> {
+        self.shared.store.migration_sql_from(version)
+    }
+
     /// Begins a transaction for business writes and events. May be cancelled at any time.
     pub async fn begin(&self) -> Result<Tx<'static, DB>> {
         if let Some(guarded) = &self.shared.guarded {

@@ -28,6 +28,7 @@ mod mysql {
 
 /// Cases that are not in the suite, because they concern SQL stores only.
 mod sql {
+    use std::collections::BTreeSet;
     use std::time::Duration;
 
     use outbox::store::{
@@ -35,13 +36,20 @@ mod sql {
         Take, Verdict,
     };
     use outbox::{
-        DatabaseKind, Error, Event, GLOBAL, NodeId, OnDead, StoreOptions, SubscriptionId, SubscriptionStatus,
-        migration_sql, open_store,
+        Condition, DatabaseKind, Error, Event, GLOBAL, NodeId, OnDead, Position, Query, StoreOptions,
+        SubscriptionId, SubscriptionStatus, migration_sql, migration_sql_from, open_store,
     };
+    use sqlx::{Connection as _, SqliteConnection};
 
-    use crate::harness::DatabaseHarness;
+    use crate::harness::{Database, DatabaseHarness};
 
-    crate::on_every_database!(scripts_make_the_same_tables, names_are_checked);
+    crate::on_every_database!(
+        scripts_make_the_same_tables,
+        upgrade_scripts_make_the_tables_of_a_migration,
+        an_upgrade_script_fails_on_tables_of_another_version,
+        an_upgrade_starts_at_a_version_that_exists,
+        names_are_checked
+    );
 
     async fn works(store: &SharedStore) {
         let event = |n: u8| {
@@ -84,6 +92,180 @@ mod sql {
         works(&store).await;
         store.migrate().await.unwrap();
         assert_eq!(store.stats().await.unwrap().done, 2);
+    }
+
+    /// The tables as a build made them whose newest version was this one.
+    fn tables_of(version: i64, kind: DatabaseKind, options: &StoreOptions, table: &str) -> String {
+        let script = migration_sql(kind, options).unwrap();
+        let end = script.find(&format!("-- version {}\n", version + 1)).unwrap();
+        format!(
+            "{}\nCREATE TABLE {table}_schema (version integer NOT NULL); INSERT INTO {table}_schema VALUES ({version});",
+            &script[..end]
+        )
+    }
+
+    fn newest_version(kind: DatabaseKind) -> i64 {
+        let script = migration_sql(kind, &StoreOptions::default()).unwrap();
+        script.lines().filter(|line| line.starts_with("-- version ")).count().try_into().unwrap()
+    }
+
+    async fn upgrade_scripts_make_the_tables_of_a_migration(harness: DatabaseHarness) {
+        let kind = kind(&harness);
+        let table = format!("{}_migrated", harness.table);
+        harness.store(StoreOptions::default().table(&table)).await.migrate().await.unwrap();
+        let migrated = catalog(&harness, &table).await;
+        assert!(migrated.len() > 30, "{migrated:#?}");
+        for version in 1..newest_version(kind) {
+            let table = format!("{}_from{version}_", harness.table);
+            let options = StoreOptions::default().table(&table);
+            harness.run(&tables_of(version, kind, &options, &table)).await;
+            let store = harness.store(options.clone()).await;
+            let old = store.check_schema().await;
+            assert!(matches!(old, Err(Error::SchemaTooOld { found, .. }) if found == version), "{old:?}");
+            harness.run(&migration_sql_from(kind, &options, version).unwrap()).await;
+            let upgraded = catalog(&harness, &table).await;
+            let differences: Vec<&String> = migrated.symmetric_difference(&upgraded).collect();
+            assert!(differences.is_empty(), "from version {version}: {differences:#?}");
+            works(&store).await;
+            let fact = Event::new("Fact").tag("from", version).json(&version).build().unwrap();
+            let log = store.log().unwrap();
+            assert_eq!(log.append(&[fact], &Condition::default()).await.unwrap().positions().len(), 1);
+            let query = Query::tag("from", version);
+            assert_eq!(log.read(&query, Position::START, None, 10).await.unwrap().len(), 1);
+            store.migrate().await.unwrap();
+            assert_eq!(catalog(&harness, &table).await, migrated, "up to date since the script");
+        }
+    }
+
+    /// A script for a later version would leave out changes, and record that they were made.
+    async fn an_upgrade_script_fails_on_tables_of_another_version(harness: DatabaseHarness) {
+        let (kind, table, options) = (kind(&harness), &harness.table, harness.options());
+        harness.run(&tables_of(6, kind, &options, table)).await;
+        let store = harness.store(options.clone()).await;
+        let before = catalog(&harness, table).await;
+        for other in [5, 7] {
+            let refused = run(&harness, &migration_sql_from(kind, &options, other).unwrap()).await;
+            assert!(refused.is_err(), "from version {other}");
+            let version = store.check_schema().await;
+            assert!(matches!(version, Err(Error::SchemaTooOld { found: 6, .. })), "{version:?}");
+            assert_eq!(catalog(&harness, table).await, before);
+        }
+        run(&harness, &migration_sql_from(kind, &options, 6).unwrap()).await.unwrap();
+        store.check_schema().await.unwrap();
+    }
+
+    async fn an_upgrade_starts_at_a_version_that_exists(harness: DatabaseHarness) {
+        let (kind, options) = (kind(&harness), harness.options());
+        let newest = newest_version(kind);
+        let script = |from| migration_sql_from(kind, &options, from);
+        for unknown in [-1, newest + 1, i64::MAX, i64::MIN] {
+            let refused = script(unknown);
+            let Err(Error::UnknownSchemaVersion { version, newest: known }) = refused else {
+                panic!("{refused:?}")
+            };
+            assert_eq!((version, known), (unknown, newest));
+        }
+        assert!(script(newest).unwrap().lines().all(|line| line.starts_with("--")));
+        assert_eq!(script(0).unwrap(), migration_sql(kind, &options).unwrap());
+    }
+
+    /// Everything that the catalog of the database has of an outbox's tables, without the outbox's
+    /// name and the numbers that depend on the name.
+    async fn catalog(harness: &DatabaseHarness, table: &str) -> BTreeSet<String> {
+        let queries: &[&str] = match kind(harness) {
+            DatabaseKind::Sqlite => {
+                &["SELECT type || ' ' || name || ' ' || COALESCE(sql, '') FROM sqlite_master \
+                WHERE name LIKE '{t}%' OR tbl_name LIKE '{t}%'"]
+            }
+            #[cfg(feature = "postgres")]
+            DatabaseKind::Postgres => &[
+                "SELECT concat_ws(' ', c.table_name, c.ordinal_position, c.column_name, c.data_type, \
+                 c.character_maximum_length, c.is_nullable, c.column_default, c.identity_generation) \
+                 FROM information_schema.columns c WHERE c.table_name LIKE '{t}%'",
+                "SELECT indexdef FROM pg_indexes WHERE tablename LIKE '{t}%'",
+                "SELECT concat_ws(' ', conrelid::regclass, conname, pg_get_constraintdef(oid)) FROM pg_constraint \
+                 WHERE conrelid::regclass::text LIKE '{t}%'",
+                "SELECT pg_get_triggerdef(oid) FROM pg_trigger \
+                 WHERE NOT tgisinternal AND tgrelid::regclass::text LIKE '{t}%'",
+                "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname LIKE '{t}%'",
+                "SELECT concat_ws(' ', oid::regclass, relkind, reloptions, relacl) FROM pg_class \
+                 WHERE relname LIKE '{t}%'",
+            ],
+            #[cfg(feature = "mysql")]
+            DatabaseKind::MySql => &[
+                "SELECT CONCAT_WS(' ', c.table_name, c.ordinal_position, c.column_name, c.column_type, c.is_nullable, \
+                 c.collation_name, c.column_default, c.extra) FROM information_schema.columns c \
+                 WHERE c.table_schema = database() AND c.table_name LIKE '{t}%'",
+                "SELECT CONCAT_WS(' ', s.table_name, s.index_name, s.seq_in_index, s.column_name, s.non_unique) \
+                 FROM information_schema.statistics s WHERE s.table_schema = database() AND s.table_name LIKE '{t}%'",
+                "SELECT CONCAT_WS(' ', c.constraint_name, c.check_clause) FROM information_schema.check_constraints c \
+                 WHERE c.constraint_schema = database() AND \
+                 /*M! c.table_name LIKE '{t}%' */ /*!80000 c.constraint_name LIKE '{t}%' */",
+                "SELECT CONCAT_WS(' ', t.event_object_table, t.trigger_name, t.action_timing, t.action_statement) \
+                 FROM information_schema.triggers t \
+                 WHERE t.trigger_schema = database() AND t.event_object_table LIKE '{t}%'",
+            ],
+            other => panic!("{other:?}"),
+        };
+        let mut found = BTreeSet::new();
+        for query in queries {
+            let text = sqlx::AssertSqlSafe(query.replace("{t}", table));
+            let rows: Vec<String> = match &harness.database {
+                Database::SqliteFile { url, .. } => {
+                    let mut conn = SqliteConnection::connect(url).await.unwrap();
+                    sqlx::query_scalar(text).fetch_all(&mut conn).await.unwrap()
+                }
+                Database::SqliteMemory(pool) => sqlx::query_scalar(text).fetch_all(pool).await.unwrap(),
+                #[cfg(feature = "postgres")]
+                Database::Postgres(url) => {
+                    let mut conn = sqlx::PgConnection::connect(url).await.unwrap();
+                    sqlx::query_scalar(text).fetch_all(&mut conn).await.unwrap()
+                }
+                #[cfg(feature = "mysql")]
+                Database::MySql(url) => {
+                    let mut conn = sqlx::MySqlConnection::connect(url).await.unwrap();
+                    sqlx::query_scalar(text).fetch_all(&mut conn).await.unwrap()
+                }
+            };
+            found.extend(
+                rows.into_iter().map(|row| without_numbers(&row.replace(table, "{t}").replace('"', ""))),
+            );
+        }
+        found
+    }
+
+    /// Replaces numbers with many digits, such as keys of locks, which are hashes of names.
+    fn without_numbers(text: &str) -> String {
+        let mut kept = String::new();
+        for part in text.split_inclusive(|c: char| !c.is_ascii_digit()) {
+            let digits = part.trim_end_matches(|c: char| !c.is_ascii_digit()).len();
+            kept.push_str(if digits > 12 { "#" } else { &part[..digits] });
+            kept.push_str(&part[digits..]);
+        }
+        kept.replace("-#", "#")
+    }
+
+    /// Runs a script as a client does that stops at the first error.
+    async fn run(harness: &DatabaseHarness, sql: &str) -> Result<(), sqlx::Error> {
+        let sql = sqlx::AssertSqlSafe(sql.to_owned());
+        match &harness.database {
+            Database::SqliteFile { url, .. } => {
+                let mut conn = SqliteConnection::connect(url).await?;
+                sqlx::raw_sql(sql).execute(&mut conn).await?;
+            }
+            Database::SqliteMemory(pool) => _ = sqlx::raw_sql(sql).execute(pool).await?,
+            #[cfg(feature = "postgres")]
+            Database::Postgres(url) => {
+                let mut conn = sqlx::PgConnection::connect(url).await?;
+                sqlx::raw_sql(sql).execute(&mut conn).await?;
+            }
+            #[cfg(feature = "mysql")]
+            Database::MySql(url) => {
+                let mut conn = sqlx::MySqlConnection::connect(url).await?;
+                sqlx::raw_sql(sql).execute(&mut conn).await?;
+            }
+        }
+        Ok(())
     }
 
     fn kind(harness: &DatabaseHarness) -> DatabaseKind {

@@ -155,6 +155,21 @@ fn typed_messages_reach_their_handlers_and_others_are_dead() {
 }
 
 #[test]
+fn message_derive_reads_an_enum_and_payloads_of_three_versions() {
+    let Some(out) = run("message_derive") else { return };
+    assert_shows(
+        &out,
+        &[
+            "order 42 is placed by ada, for 995 cents",
+            "order 41 is placed by ada, for 500 cents",
+            "seats: ada, joan",
+            "order-40 is RETRY after 1 attempt",
+        ],
+    );
+    assert!(out.contains("OrderPlaced: it has version 3, this build knows versions up to 2"), "{out}");
+}
+
+#[test]
 fn retries_end_and_a_dead_letter_is_replayed() {
     let Some(out) = run("retries") else { return };
     assert_shows(
@@ -313,6 +328,28 @@ fn publisher_outages_cost_no_attempt_and_refused_events_are_dead() {
             "DEAD after 0 attempts: nowhere is not an address",
         ],
     );
+}
+
+#[test]
+fn handlers_have_arguments_state_and_options() {
+    let Some(out) = run("handlers") else { return };
+    assert_shows(
+        &out,
+        &[
+            "balance 995",
+            "pending while paused: 1",
+            "attempt 1 to resize to 640",
+            "image.resize: handled",
+            "4 done, 1 dead",
+        ],
+    );
+    for line in [
+        "mail from shop@example.org to owner of 7 in en",
+        "mail from shop@example.org to ada in de",
+        "image.resize: failed",
+    ] {
+        assert!(out.contains(line), "{line:?} is not in {out}");
+    }
 }
 
 #[test]

@@ -22,6 +22,7 @@ mod topics;
 mod transports;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 pub(crate) use outbox::settings::file::{
@@ -249,6 +250,7 @@ fn publisher<'i>(reader: &mut Reader<'i>, name: &str, transports: DeTable<'i>) -
                 }
             }
             let written = plain(&settings)?;
+            let places = places(settings.get_ref());
             let transport = match Transport::read(known, ValueDeserializer::from(settings)) {
                 Ok(transport) => transport,
                 Err(error) => {
@@ -259,14 +261,25 @@ fn publisher<'i>(reader: &mut Reader<'i>, name: &str, transports: DeTable<'i>) -
             };
             // Creating the publisher checks its settings as a whole; it does not connect.
             if let Transport::Broker(broker) = &transport
-                && let Err(reason) = broker.open(name)
+                && let Err(error) = broker.open(name)
             {
-                reader.wrong(&kind.span(), reason);
+                let span = places.get(error.setting()).cloned().unwrap_or_else(|| kind.span());
+                reader.wrong(&span, error.to_string());
                 return None;
             }
             Some(Publisher { transport, kind: known, written })
         }
     }
+}
+
+/// Locations of the settings of a table: the value of each, or its name if it is a table itself.
+fn places(settings: &DeValue<'_>) -> BTreeMap<String, Range<usize>> {
+    let DeValue::Table(table) = settings else { return BTreeMap::new() };
+    let place = |(name, value): (&Spanned<_>, &Spanned<DeValue<'_>>)| match value.get_ref() {
+        DeValue::Table(_) => name.span(),
+        _ => value.span(),
+    };
+    table.iter().map(|(name, value)| (name.get_ref().to_string(), place((name, value)))).collect()
 }
 
 #[cfg(test)]

@@ -306,6 +306,21 @@ fn the_first_file_of_the_guide_is_good_and_its_table_names_every_setting() {
     }
 }
 
+#[cfg(feature = "webhook")]
+#[test]
+fn a_setting_that_a_publisher_refuses_is_reported_at_its_place() {
+    let url = "https://hooks.example.com/";
+    for (settings, expected) in [
+        ("url = \"https://127.0.0.1/\"".to_owned(), "8:7: url: 127.0.0.1 is not on the public internet"),
+        (format!("url = \"{url}\"\nsecrets = [\"short\"]"), "9:11: secrets: a secret must have at least 16"),
+        (format!("url = \"{url}\"\nconnect-timeout = \"5s\"\nallow = [\"a b\"]"), "10:9: allow: \"a b\""),
+        (format!("tls.cert-file = \"a.pem\"\nurl = \"{url}\""), "8:1: tls: cert_file needs key_file"),
+    ] {
+        let found = mistakes(&format!("{GOOD}[publishers.hook.webhook]\n{settings}\n")).concat();
+        assert!(found.starts_with(&format!("outbox.toml:{expected}")), "{expected}: {found}");
+    }
+}
+
 /// A file may mix both spellings, for example if parts of it were copied.
 #[test]
 fn a_hyphen_and_an_underscore_are_the_same_in_the_name_of_a_setting() {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use outbox::settings::file::Time;
-use outbox_transports::Text;
+use outbox_transports::{PublisherSettingsError, Text};
 use serde::Deserialize;
 use toml::de::ValueDeserializer;
 
@@ -48,7 +48,8 @@ pub(crate) enum Transport {
 #[derive(Clone)]
 pub(crate) struct Broker(Arc<CreatePublisher>);
 
-type CreatePublisher = dyn Fn(&str) -> Result<Box<dyn outbox::Publisher>, String> + Send + Sync;
+type CreatePublisher =
+    dyn Fn(&str) -> Result<Box<dyn outbox::Publisher>, PublisherSettingsError> + Send + Sync;
 
 impl fmt::Debug for Broker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -58,7 +59,7 @@ impl fmt::Debug for Broker {
 
 impl Broker {
     /// Creates the publisher under this name. Checks the settings; does not connect yet.
-    pub(crate) fn open(&self, name: &str) -> Result<Box<dyn outbox::Publisher>, String> {
+    pub(crate) fn open(&self, name: &str) -> Result<Box<dyn outbox::Publisher>, PublisherSettingsError> {
         (self.0)(name)
     }
 }

@@ -50,7 +50,7 @@ impl Dashboard {
         };
         let address = listener.local_addr().context("cannot determine the port")?;
         let (token, secret) = Token::random("you", Role::Admin);
-        let router = Web::builder().outbox("shop", store).token(token).build()?.router();
+        let router = Web::builder().outbox("shop", store).token(token).build()?.standalone();
         let task = tokio::spawn(async move {
             if let Err(error) = axum::serve(listener, router).await {
                 tracing::error!(%error, "dashboard server failed");

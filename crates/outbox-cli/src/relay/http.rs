@@ -178,9 +178,9 @@ fn router(
         Router::new().route("/readyz", get(readyz)).route("/metrics", get(metrics)).with_state(state);
     let is_local = address.ip().is_loopback();
     match api {
-        Some(api) if is_local => hosts.protect(liveness.merge(probes)).merge(api.web.router()),
+        Some(api) if is_local => hosts.protect(liveness.merge(probes)).merge(api.web.standalone()),
         Some(api) => {
-            hosts.protect(liveness).merge(api.web.protect(Role::Read, probes)).merge(api.web.router())
+            hosts.protect(liveness).merge(api.web.protect(Role::Read, probes)).merge(api.web.standalone())
         }
         None if is_local || host_check == HostCheck::Always => hosts.protect(liveness.merge(probes)),
         None => liveness.merge(probes),

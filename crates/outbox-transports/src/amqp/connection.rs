@@ -12,15 +12,16 @@ use futures_util::StreamExt as _;
 use lapin::options::ConfirmSelectOptions;
 use lapin::tcp::{AMQPUriTcpExt as _, RustlsConnector};
 use lapin::types::LongString;
-use lapin::uri::{AMQPScheme, AMQPUri};
+use lapin::uri::{AMQPAuthority, AMQPScheme, AMQPUri};
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, ErrorKind, Event};
+use outbox::Unavailable;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::subscriber::{DefaultGuard, NoSubscriber, set_default};
 
-use crate::Tls;
 use crate::reconnect::Connect;
+use crate::{Tls, TlsFileError};
 
 /// Opens [`AmqpConnection`]s to one broker.
 pub(super) struct AmqpConnector {
@@ -35,17 +36,28 @@ pub(super) struct AmqpConnector {
 impl Connect for AmqpConnector {
     type Connection = AmqpConnection;
 
-    async fn connect(&self) -> Result<AmqpConnection, String> {
-        let server = format!("{}:{}", self.uri.authority.host, self.uri.authority.port);
-        AmqpConnection::open(self)
-            .await
-            .map_err(|reason| format!("cannot connect to RabbitMQ at {server}: {reason}"))
+    async fn connect(&self) -> Result<AmqpConnection, Unavailable> {
+        let AMQPAuthority { host, port, .. } = &self.uri.authority;
+        AmqpConnection::open(self).await.map_err(|error| {
+            Unavailable::new(format_args!("cannot connect to RabbitMQ at {host}:{port}: {error}"))
+        })
     }
 
     fn is_usable(connection: &AmqpConnection) -> bool {
         // lapin notices a socket that was shut down only later.
         connection.inner.status().connected() && !connection.kill_switch.is_triggered()
     }
+}
+
+/// Reason why a connection could not be opened.
+#[derive(Debug, thiserror::Error)]
+enum AmqpConnectError {
+    #[error(transparent)]
+    Tls(#[from] TlsFileError),
+    #[error("{}", describe(.0))]
+    Client(#[from] lapin::Error),
+    #[error("no answer within {0:?}")]
+    TimedOut(Duration),
 }
 
 /// A connection and its idle channels.
@@ -62,14 +74,14 @@ pub(super) struct AmqpConnection {
 }
 
 impl AmqpConnection {
-    async fn open(connector: &AmqpConnector) -> Result<Self, String> {
+    async fn open(connector: &AmqpConnector) -> Result<Self, AmqpConnectError> {
         let tls = RustlsConnector::from(connector.tls.client_config()?);
         let kill_switch = KillSwitch::default();
         let limit = connector.timeout;
         let switch = kill_switch.clone();
         let properties =
             ConnectionProperties::default().with_connection_name(LongString::from(connector.name.clone()));
-        let runtime = lapin::runtime::default_runtime().map_err(|error| describe(&error))?;
+        let runtime = lapin::runtime::default_runtime()?;
         let connector = Connection::connector(
             connector.uri.clone(),
             runtime,
@@ -94,10 +106,10 @@ impl AmqpConnection {
             properties,
         );
         let connection = match timeout(limit, connector).await {
-            Ok(connection) => connection.map_err(|error| describe(&error))?,
+            Ok(connection) => connection?,
             Err(_) => {
                 kill_switch.trigger();
-                return Err(format!("no answer within {limit:?}"));
+                return Err(AmqpConnectError::TimedOut(limit));
             }
         };
         let (blocked, alarm) = watch::channel(None);
@@ -267,9 +279,9 @@ mod tests {
             name: "test".to_owned(),
         };
         for _ in 0..3 {
-            let describe = connector.connect().await.err().unwrap();
+            let unavailable = connector.connect().await.err().unwrap();
             assert_eq!(
-                describe,
+                unavailable.reason(),
                 format!("cannot connect to RabbitMQ at 127.0.0.1:{port}: no answer within 100ms")
             );
         }

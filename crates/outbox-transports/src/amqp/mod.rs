@@ -19,7 +19,7 @@ use self::message::AmqpMessage;
 use self::send::{AmqpRefusal, Destination, SendError, send, verify};
 pub use self::settings::AmqpSettings;
 use crate::reconnect::Reconnect;
-use crate::{Duplicates, Encoder, Guarantees, KeyedBatches, Order};
+use crate::{Duplicates, Encoder, Guarantees, KeyedBatches, Order, PublisherSettingsError};
 
 /// Timeout of a health check.
 const HEALTH_TIMEOUT: Duration = Duration::from_millis(1500);
@@ -56,12 +56,14 @@ impl Amqp {
     };
 
     /// Creates a publisher called `name`. Checks the settings; does not connect yet.
-    pub fn new(name: impl Into<String>, settings: AmqpSettings) -> Result<Self, String> {
+    pub fn new(name: impl Into<String>, settings: AmqpSettings) -> Result<Self, PublisherSettingsError> {
         let name = name.into();
         let uri = settings::parse(&settings)?;
-        let exchange = ShortString::try_new(settings.exchange.as_str())
-            .map_err(|_| "exchange: a name has at most 255 bytes".to_owned())?;
-        settings.tls.client_config().map_err(|error| format!("tls: {error}"))?;
+        let too_long =
+            |setting, noun| PublisherSettingsError::value(setting, format!("a {noun} has at most 255 bytes"));
+        let exchange =
+            ShortString::try_new(settings.exchange.as_str()).map_err(|_| too_long("exchange", "name"))?;
+        settings.tls.client_config()?;
         let connector = AmqpConnector {
             uri,
             tls: settings.tls.clone(),
@@ -72,21 +74,20 @@ impl Amqp {
         let destination = Destination {
             exchange,
             mandatory: settings.mandatory,
-            routing_key: routing_key
-                .map_err(|_| "routing_key: a routing key has at most 255 bytes".to_owned())?,
+            routing_key: routing_key.map_err(|_| too_long("routing_key", "routing key"))?,
             ack_timeout: settings.ack_timeout,
         };
         let encoder = Encoder::new(settings.format, settings.source.as_str()).prefix("cloudEvents:");
         Ok(Self { name, settings, encoder, destination, connection: Reconnect::new(connector) })
     }
 
-    /// Sends one sub-batch. The error is the reason why the broker is unavailable.
+    /// Sends one sub-batch.
     async fn send_sub_batch(
         &self,
         connection: &AmqpConnection,
         messages: &[IndexedAmqpMessage],
         batches: &mut KeyedBatches<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Unavailable> {
         let mut groups = vec![messages.iter().collect::<Vec<_>>()];
         while let Some(group) = groups.pop() {
             let Some((refusal, mut suspects)) = self.attempt(connection, &group, batches).await? else {
@@ -111,7 +112,7 @@ impl Amqp {
         connection: &AmqpConnection,
         group: &[&'a IndexedAmqpMessage],
         batches: &mut KeyedBatches<'_>,
-    ) -> Result<Option<(AmqpRefusal, Vec<&'a IndexedAmqpMessage>)>, String> {
+    ) -> Result<Option<(AmqpRefusal, Vec<&'a IndexedAmqpMessage>)>, Unavailable> {
         let messages: Vec<&AmqpMessage> = group.iter().map(|(_, message)| message).collect();
         let acks = send(connection, &self.destination, &messages).await;
         let mut suspects = Vec::new();
@@ -125,10 +126,10 @@ impl Amqp {
         match acks.error {
             None => Ok(None),
             Some(SendError::Refused(refusal)) => Ok(Some((refusal, suspects))),
-            Some(SendError::Outage(reason)) => Err(reason),
+            Some(SendError::Outage(reason)) => Err(Unavailable::new(reason)),
             Some(SendError::Missing(reason)) => {
                 connection.mark_unverified();
-                Err(reason)
+                Err(Unavailable::new(reason))
             }
         }
     }
@@ -168,7 +169,7 @@ impl Publisher for Amqp {
     }
 
     async fn health(&self) -> Result<(), Unavailable> {
-        let connection = self.connection.get_within(HEALTH_TIMEOUT).await.map_err(Unavailable::new)?;
+        let connection = self.connection.get_within(HEALTH_TIMEOUT).await?;
         if let Some(reason) = connection.blocked() {
             return Err(Unavailable::new(format!("the broker is blocked: {reason}")));
         }
@@ -176,8 +177,9 @@ impl Publisher for Amqp {
             return Ok(());
         }
         let verified = tokio::time::timeout(HEALTH_TIMEOUT, verify(&connection, &self.destination)).await;
-        let timed_out = |_| Err(format!("the broker did not answer within {HEALTH_TIMEOUT:?}"));
-        verified.unwrap_or_else(timed_out).map_err(Unavailable::new)?;
+        let timed_out =
+            |_| Err(Unavailable::new(format_args!("the broker did not answer within {HEALTH_TIMEOUT:?}")));
+        verified.unwrap_or_else(timed_out)?;
         connection.mark_verified();
         Ok(())
     }

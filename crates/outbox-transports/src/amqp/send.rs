@@ -11,7 +11,7 @@ use lapin::options::{
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::types::{FieldTable, ShortString};
 use lapin::{Channel, Confirmation, ErrorKind, ExchangeKind};
-use outbox::Failure;
+use outbox::{Failure, Unavailable};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::connection::{AmqpConnection, describe};
@@ -230,10 +230,13 @@ fn classify(destination: &Destination, error: &lapin::Error) -> SendError {
 
 /// Checks that the exchange, or the single queue of all messages, exists and is writable. Changes
 /// nothing.
-pub(super) async fn verify(connection: &AmqpConnection, destination: &Destination) -> Result<(), String> {
+pub(super) async fn verify(
+    connection: &AmqpConnection,
+    destination: &Destination,
+) -> Result<(), Unavailable> {
     let checked = if destination.exchange.as_str().is_empty() {
         let Some(queue) = destination.routing_key.clone() else { return Ok(()) };
-        let channel = connection.channel().await.map_err(|error| describe(&error))?;
+        let channel = connection.channel().await.map_err(|error| Unavailable::new(describe(&error)))?;
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let declared = channel.queue_declare(queue, options, FieldTable::default()).await.map(drop);
         declared.map(|()| channel)
@@ -248,8 +251,8 @@ pub(super) async fn verify(connection: &AmqpConnection, destination: &Destinatio
         // A queue that this user may not inspect, or that is in exclusive use, exists. Publishing
         // shows the error.
         Err(error) => match classify(destination, &error) {
-            SendError::Missing(text) if !text.contains(PROBE_SOURCE) => Err(text),
-            SendError::Outage(reason) => Err(reason),
+            SendError::Missing(text) if !text.contains(PROBE_SOURCE) => Err(Unavailable::new(text)),
+            SendError::Outage(reason) => Err(Unavailable::new(reason)),
             SendError::Missing(_) | SendError::Refused(_) => Ok(()),
         },
     }

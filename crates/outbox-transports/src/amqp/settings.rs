@@ -6,7 +6,7 @@ use lapin::uri::{AMQPScheme, AMQPUri};
 use serde::Deserialize;
 use url::{Host, Url};
 
-use crate::{Format, Secret, Template, Text, Tls, message, time};
+use crate::{Format, PublisherSettingsError, Secret, Template, Text, Tls, message, time};
 
 /// Settings of [`Amqp`](crate::Amqp).
 ///
@@ -78,6 +78,7 @@ fn ten_seconds() -> Duration {
 
 impl AmqpSettings {
     /// Settings for this URL, exchange and routing key, with defaults for everything else.
+    /// Assign other values to the fields; more fields may be added.
     pub fn new(url: &str, exchange: &str, routing_key: Template) -> Self {
         Self {
             url: url.into(),
@@ -96,14 +97,16 @@ impl AmqpSettings {
 }
 
 /// Parses the URL. Errors omit the URL, which contains a password.
-pub(super) fn parse(settings: &AmqpSettings) -> Result<AMQPUri, String> {
+pub(super) fn parse(settings: &AmqpSettings) -> Result<AMQPUri, PublisherSettingsError> {
     const URL_FORMAT: &str = "write amqp://USER:PASSWORD@HOST:PORT/VHOST, or amqps:// for TLS";
     let text = settings.url.expose();
-    let url = Url::parse(text).map_err(|error| format!("url: {error}; {URL_FORMAT}"))?;
+    let url = Url::parse(text)
+        .map_err(|error| PublisherSettingsError::url(format!("{error}; {URL_FORMAT}")).caused_by(error))?;
     if !matches!(url.scheme(), "amqp" | "amqps") || !url.has_host() {
-        return Err(format!("url: {URL_FORMAT}"));
+        return Err(PublisherSettingsError::url(URL_FORMAT));
     }
-    let mut uri: AMQPUri = text.parse().map_err(|_| format!("url: {URL_FORMAT}"))?;
+    // The parser's error is dropped, since it could repeat a part of the URL.
+    let mut uri: AMQPUri = text.parse().map_err(|_| PublisherSettingsError::url(URL_FORMAT))?;
     // The parser reads an IPv6 address in brackets as a missing host, which would mean localhost.
     if let Some(Host::Ipv6(address)) = url.host() {
         uri.authority.host = address.to_string();
@@ -113,19 +116,27 @@ pub(super) fn parse(settings: &AmqpSettings) -> Result<AMQPUri, String> {
         "/".clone_into(&mut uri.vhost);
     }
     if uri.scheme == AMQPScheme::AMQP && settings.tls.is_used() {
-        return Err("tls: the url is amqp://, which does not use TLS; write amqps://".to_owned());
+        return Err(PublisherSettingsError::Conflict {
+            setting: "tls",
+            other: "url",
+            reason: "the url is amqp://, which does not use TLS; write amqps://",
+        });
     }
     if uri.query.heartbeat.is_none() {
         let seconds = u16::try_from(settings.heartbeat.as_secs().max(1));
-        uri.query.heartbeat = Some(seconds.map_err(|_| "heartbeat: use at most 18h".to_owned())?);
+        let too_long = |_| PublisherSettingsError::value("heartbeat", "use at most 18h");
+        uri.query.heartbeat = Some(seconds.map_err(too_long)?);
     }
     Ok(uri)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
+
     use super::*;
     use crate::Amqp;
+    use crate::proptests::all_texts;
 
     fn settings(url: &str) -> AmqpSettings {
         AmqpSettings::new(url, "", "{type}".parse().unwrap())
@@ -157,14 +168,23 @@ mod tests {
             ["amqp:user:hunter2", "http://user:hunter2@h", "user:hunter2@h", "amqp://u:hunter2@h:99999"]
         {
             let error = Amqp::new("rabbit", settings(url)).unwrap_err();
-            assert!(error.contains("write amqp://USER") && !error.contains("hunter2"), "{error}");
+            assert!(matches!(error, PublisherSettingsError::Url { .. }), "{error:?}");
+            assert!(error.to_string().contains("write amqp://USER"), "{error}");
+            assert!(!all_texts(&error).contains("hunter2"), "{error:?}");
         }
+        let error = Amqp::new("rabbit", settings("amqp://u:hunter2@h:99999")).unwrap_err();
+        let source = error.source().and_then(|source| source.downcast_ref());
+        assert_eq!(source, Some(&url::ParseError::InvalidPort));
         let mut plain = settings("amqp://localhost");
         plain.tls.ca_file = Some("/dev/null".into());
-        assert!(Amqp::new("rabbit", plain).unwrap_err().contains("write amqps://"));
+        let error = Amqp::new("rabbit", plain).unwrap_err();
+        assert!(error.to_string().contains("write amqps://"), "{error}");
+        let conflict = matches!(error, PublisherSettingsError::Conflict { other: "url", .. });
+        assert!(conflict && error.setting() == "tls", "{error:?}");
         let mut long = settings("amqp://localhost");
         long.exchange = "x".repeat(256).as_str().into();
-        assert_eq!(Amqp::new("rabbit", long).unwrap_err(), "exchange: a name has at most 255 bytes");
+        let error = Amqp::new("rabbit", long).unwrap_err();
+        assert_eq!(error.to_string(), "exchange: a name has at most 255 bytes");
     }
 
     #[test]

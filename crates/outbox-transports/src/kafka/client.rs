@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::Shared;
+use outbox::Unavailable;
 use rdkafka::ClientConfig;
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
@@ -14,6 +15,7 @@ use rdkafka::producer::{FutureProducer, Producer as _, PurgeConfig};
 use tokio::sync::oneshot;
 
 use super::delivery_report;
+use crate::probe::ProbeError;
 
 /// The last error that librdkafka reported.
 type LastError = Arc<Mutex<Option<String>>>;
@@ -44,17 +46,17 @@ impl Producer {
         self.get().client().fatal_error().is_some()
     }
 
-    /// Fetches the metadata of a topic, or of none in particular. Blocks for up to `timeout`. The
-    /// error is the reason; `None` if no broker answers.
-    pub(super) fn fetch_topic(&self, topic: Option<&str>, timeout: Duration) -> Result<(), Option<String>> {
-        let metadata = self.get().client().fetch_metadata(topic, timeout).map_err(|_| None)?;
+    /// Fetches the metadata of a topic, or of none in particular. Blocks for up to `timeout`.
+    pub(super) fn fetch_topic(&self, topic: Option<&str>, timeout: Duration) -> Result<(), ProbeError> {
+        let metadata = self.get().client().fetch_metadata(topic, timeout).map_err(|_| ProbeError::NoReply)?;
         let Some(topic) = topic else { return Ok(()) };
         let found = metadata.topics().iter().find(|found| found.name() == topic);
         match found.and_then(MetadataTopic::error).map(RDKafkaErrorCode::from) {
             None => Ok(()),
-            Some(code) => {
-                delivery_report::topic_error(code, topic).map_or(Ok(()), |reason| Err(Some(reason)))
-            }
+            Some(code) => match delivery_report::topic_error(code, topic) {
+                None => Ok(()),
+                Some(reason) => Err(ProbeError::Rejected(reason)),
+            },
         }
     }
 }
@@ -93,7 +95,7 @@ impl Client {
     }
 
     /// Returns the producer. Creates one if there is none; it does not connect yet.
-    pub(super) async fn producer(&self) -> Result<Arc<Producer>, String> {
+    pub(super) async fn producer(&self) -> Result<Arc<Producer>, Unavailable> {
         let closing = match &*self.lock() {
             Slot::Open(producer) => return Ok(producer.clone()),
             Slot::Closing(closed) => Some(closed.clone()),
@@ -111,8 +113,9 @@ impl Client {
             let inner = Some(config.create_with_context(context)?);
             Ok::<_, KafkaError>(Producer { inner, last_error })
         });
-        let created = created.await.map_err(|error| error.to_string())?;
-        let created = Arc::new(created.map_err(|error| scrub(&self.secrets, &error.to_string()))?);
+        let created = created.await.map_err(Unavailable::new)?;
+        let created = created.map_err(|error| Unavailable::new(scrub(&self.secrets, &error.to_string())));
+        let created = Arc::new(created?);
         let mut slot = self.lock();
         if let Slot::Open(other) = &*slot {
             // Another caller has created a producer in the meantime.

@@ -20,7 +20,10 @@ use self::client::{Client, Producer};
 use self::delivery_report::{DeliveryOutcome, is_valid_topic};
 pub use self::settings::{KafkaCompression, KafkaMechanism, KafkaSasl, KafkaSettings};
 use crate::availability::Availability;
-use crate::{Duplicates, Encoder, Guarantees, KeyedBatches, Message, Order, Template};
+use crate::probe::ProbeError;
+use crate::{
+    Duplicates, Encoder, Guarantees, KeyedBatches, Message, Order, PublisherSettingsError, Template,
+};
 
 /// Maximum time of a batch. No further events are sent after it; the remaining events come with the
 /// next batch. The relay's timeout for a batch is as long, and after it the relay would not learn
@@ -41,7 +44,7 @@ const RECHECK_INTERVAL: Duration = Duration::from_millis(200);
 ///
 /// let settings = KafkaSettings::new("kafka-1:9092,kafka-2:9092", "shop.{aggregate_type}".parse()?);
 /// let pair = Topic::new("orders").to(Kafka::new("kafka", settings)?);
-/// # Ok::<(), String>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// A message's key is the event's ordering key, or else its aggregate id, so that the events of one
@@ -93,9 +96,9 @@ impl Kafka {
     };
 
     /// Creates a publisher called `name`. Checks the settings; does not connect yet.
-    pub fn new(name: impl Into<String>, settings: KafkaSettings) -> Result<Self, String> {
+    pub fn new(name: impl Into<String>, settings: KafkaSettings) -> Result<Self, PublisherSettingsError> {
         if let Some(topic) = settings.topic.fixed().filter(|topic| !is_valid_topic(topic)) {
-            return Err(format!("topic: {}", invalid_topic(topic)));
+            return Err(PublisherSettingsError::value("topic", invalid_topic(topic)));
         }
         Ok(Self {
             name: name.into(),
@@ -190,20 +193,27 @@ impl Kafka {
 
 /// Fetches the metadata of a topic, or of none in particular, until it succeeds or
 /// [`PROBE_TIMEOUT`] is over: a topic that brokers create automatically is missing at first.
-async fn probe_topic(producer: &Arc<Producer>, topic: Option<String>) -> Result<(), String> {
+async fn probe_topic(producer: &Arc<Producer>, topic: Option<String>) -> Result<(), Unavailable> {
     let asked = producer.clone();
     let probe = tokio::task::spawn_blocking(move || {
         let deadline = Instant::now() + PROBE_TIMEOUT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match asked.fetch_topic(topic.as_deref(), left.max(RECHECK_INTERVAL)) {
-                Err(Some(_)) if left > RECHECK_INTERVAL => std::thread::sleep(RECHECK_INTERVAL),
+                Err(ProbeError::Rejected(_)) if left > RECHECK_INTERVAL => {
+                    std::thread::sleep(RECHECK_INTERVAL);
+                }
                 answer => return answer,
             }
         }
     });
     let no_reply = || producer.last_error().unwrap_or_else(|| "no broker answers".to_owned());
-    probe.await.unwrap_or(Err(None)).map_err(|reason| reason.unwrap_or_else(no_reply))
+    probe.await.unwrap_or(Err(ProbeError::NoReply)).map_err(|error| {
+        Unavailable::new(match error {
+            ProbeError::NoReply => no_reply(),
+            ProbeError::Rejected(reason) => reason,
+        })
+    })
 }
 
 fn invalid_topic(topic: &str) -> String {
@@ -292,11 +302,10 @@ impl Publisher for Kafka {
         }
         let asked = match self.client.producer().await {
             Ok(producer) => probe_topic(&producer, self.topic.fixed().map(str::to_owned)).await,
-            Err(reason) => Err(reason),
+            Err(unavailable) => Err(unavailable),
         };
-        asked.map_err(|reason| {
-            self.availability.warn_unavailable(&self.name, &reason);
-            Unavailable::new(reason)
+        asked.inspect_err(|unavailable| {
+            self.availability.warn_unavailable(&self.name, unavailable.reason());
         })
     }
 }

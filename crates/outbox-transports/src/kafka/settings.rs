@@ -8,7 +8,7 @@ use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 use serde::{Deserialize, Deserializer};
 
-use crate::{Format, Secret, Template, Text, Tls, message, time};
+use crate::{Format, PublisherSettingsError, Secret, Template, Text, Tls, message, time};
 
 /// Settings of [`Kafka`](crate::Kafka). `brokers` and `topic` are required.
 ///
@@ -24,6 +24,7 @@ use crate::{Format, Secret, Template, Text, Tls, message, time};
 /// ```
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct KafkaSettings {
     /// Bootstrap brokers: `kafka-1:9092,kafka-2:9092`.
     pub brokers: Text,
@@ -59,6 +60,7 @@ pub struct KafkaSettings {
 /// Compression of the messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum KafkaCompression {
     /// No compression.
     #[default]
@@ -72,8 +74,18 @@ pub enum KafkaCompression {
 }
 
 /// SASL credentials.
+///
+/// ```
+/// use outbox_transports::{KafkaMechanism, KafkaSasl, KafkaSettings};
+///
+/// let mut settings = KafkaSettings::new("kafka:9092", "orders".parse()?);
+/// settings.sasl = Some(KafkaSasl::new(KafkaMechanism::Plain, "ada", "hunter2"));
+/// assert!(!format!("{settings:?}").contains("hunter2"));
+/// # Ok::<(), outbox_transports::TemplateError>(())
+/// ```
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct KafkaSasl {
     /// SASL mechanism.
     #[serde(default)]
@@ -84,8 +96,16 @@ pub struct KafkaSasl {
     pub password: Secret,
 }
 
+impl KafkaSasl {
+    /// Credentials for this mechanism.
+    pub fn new(mechanism: KafkaMechanism, user: impl Into<Text>, password: impl Into<Secret>) -> Self {
+        Self { mechanism, user: user.into(), password: password.into() }
+    }
+}
+
 /// SASL mechanism.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[non_exhaustive]
 pub enum KafkaMechanism {
     /// Sends the password to the brokers.
     #[default]
@@ -101,6 +121,7 @@ pub enum KafkaMechanism {
 
 impl KafkaSettings {
     /// Settings for these brokers and this topic, with defaults for everything else.
+    /// Assign other values to the fields; more fields may be added.
     pub fn new(brokers: impl Into<Text>, topic: Template) -> Self {
         Self {
             brokers: brokers.into(),
@@ -117,16 +138,18 @@ impl KafkaSettings {
     }
 
     /// Builds the librdkafka configuration.
-    pub(super) fn config(&self) -> Result<ClientConfig, String> {
+    pub(super) fn config(&self) -> Result<ClientConfig, PublisherSettingsError> {
         if self.brokers.as_str().split(',').any(|broker| broker.trim().is_empty()) {
-            return Err("brokers: write a list such as kafka-1:9092,kafka-2:9092".to_owned());
+            let reason = "write a list such as kafka-1:9092,kafka-2:9092";
+            return Err(PublisherSettingsError::value("brokers", reason));
         }
         let millis = self.timeout.as_millis();
         if !(1..=900_000).contains(&millis) {
-            return Err("timeout: must be greater than zero and at most 15 minutes".to_owned());
+            let reason = "must be greater than zero and at most 15 minutes";
+            return Err(PublisherSettingsError::value("timeout", reason));
         }
         if !(1_000..=900_000_000).contains(&self.max_bytes) {
-            return Err("max_bytes: must be from 1000 to 900000000".to_owned());
+            return Err(PublisherSettingsError::value("max_bytes", "must be from 1000 to 900000000"));
         }
         let mut config = ClientConfig::new();
         // Defaults that `options` may override.
@@ -159,21 +182,24 @@ impl KafkaSettings {
             },
         );
         config.set_log_level(RDKafkaLogLevel::Info);
-        config.create_native_config().map_err(|error| match error {
-            // Omits the value, which may be secret.
-            KafkaError::ClientConfig(_, _, name, _) => {
-                format!("options: librdkafka does not support {name:?}, or not this value")
-            }
-            _ => "librdkafka refuses these settings".to_owned(),
+        config.create_native_config().map_err(|error| {
+            // The error is not kept as the source: it contains the value, which may be secret.
+            let reason = match error {
+                KafkaError::ClientConfig(_, _, name, _) => {
+                    format!("librdkafka does not support {name:?}, or not this value")
+                }
+                _ => "librdkafka refuses these settings".to_owned(),
+            };
+            PublisherSettingsError::value("options", reason)
         })?;
         Ok(config)
     }
 
-    fn security(&self, config: &mut ClientConfig) -> Result<(), String> {
+    fn security(&self, config: &mut ClientConfig) -> Result<(), PublisherSettingsError> {
         let scram = self.sasl.as_ref().is_some_and(|sasl| sasl.mechanism != KafkaMechanism::Plain);
         if !cfg!(feature = "kafka-tls") && (self.tls.is_some() || scram) {
-            let what = if scram { "sasl: SCRAM" } else { "tls: TLS" };
-            return Err(format!("{what} needs a build with the feature `kafka-tls`"));
+            let (setting, capability) = if scram { ("sasl", "SCRAM") } else { ("tls", "TLS") };
+            return Err(PublisherSettingsError::Feature { setting, capability, feature: "kafka-tls" });
         }
         let protocol = match (self.sasl.is_some(), self.tls.is_some()) {
             (false, false) => "plaintext",
@@ -196,7 +222,7 @@ impl KafkaSettings {
         if let Some(tls) = &self.tls {
             // librdkafka reads the files itself, for every producer. Reading them here reports
             // errors early.
-            let pems = tls.read().map_err(|error| format!("tls: {error}"))?;
+            let pems = tls.read()?;
             for (is_there, name, file) in [
                 (pems.ca.is_some(), "ssl.ca.location", &tls.ca_file),
                 (pems.identity.is_some(), "ssl.certificate.location", &tls.cert_file),
@@ -279,22 +305,23 @@ const FIXED: [&str; 12] = [
     "delivery.report.only.error",
 ];
 
-fn check_option(name: &str, value: &Secret) -> Result<(), String> {
+fn check_option(name: &str, value: &Secret) -> Result<(), PublisherSettingsError> {
+    let refused = |reason| Err(PublisherSettingsError::value("options", reason));
     if let Some((_, instead)) = HAS_OWN_SETTING.iter().find(|(option, _)| *option == name) {
-        return Err(format!("options: use {instead} instead of {name:?}"));
+        return refused(format!("use {instead} instead of {name:?}"));
     }
     // A `test.` option could replace the brokers by a mock cluster, which accepts every event and
     // keeps none.
     if FIXED.contains(&name) || name.starts_with("test.") {
-        return Err(format!("options: {name:?} cannot be changed: the delivery guarantees depend on it"));
+        return refused(format!("{name:?} cannot be changed: the delivery guarantees depend on it"));
     }
     if UNSAFE.contains(&name) {
-        return Err(format!(
-            "options: {name:?} is not allowed: it could weaken TLS, load code or run a program; remove it"
+        return refused(format!(
+            "{name:?} is not allowed: it could weaken TLS, load code or run a program; remove it"
         ));
     }
     if name == "partitioner" && value.expose() == "random" {
-        return Err("options: a random \"partitioner\" keeps no order".to_owned());
+        return refused("a random \"partitioner\" keeps no order".to_owned());
     }
     Ok(())
 }
@@ -323,4 +350,35 @@ fn timeout() -> Duration {
 
 fn max_bytes() -> usize {
     1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Kafka;
+    use crate::proptests::{SECRET, all_texts};
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn no_error_shows_the_value_of_an_option(
+            name in prop_oneof![
+                prop::sample::select(vec!["linger.ms", "acks", "debug", "partitioner", "sasl.password", "sasl.oauthbearer.config", "ssl.keystore.password"]).prop_map(str::to_owned),
+                "[a-z.]{0,9}",
+            ],
+            around in "[ -~]{0,3}",
+        ) {
+            let mut settings = KafkaSettings::new("kafka:9092", "orders".parse().unwrap());
+            settings.options.insert(name, format!("{around}{SECRET}{around}").as_str().into());
+            let shown = format!("{settings:?}");
+            prop_assert!(!shown.contains(SECRET), "{}", shown);
+            if let Err(error) = Kafka::new("kafka", settings) {
+                prop_assert_eq!(error.setting(), "options");
+                prop_assert!(!all_texts(&error).contains(SECRET), "{:?}", error);
+            }
+        }
+    }
 }

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use outbox::Unavailable;
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{ConnAck, Packet};
 use rumqttc::v5::{AsyncClient, ConnectionError, Event, EventLoop, MqttOptions};
@@ -15,8 +16,8 @@ use tokio::time::timeout;
 use super::in_flight::{ConnectionLoss, InFlight, PublishOutcome};
 use super::message::MqttMessage;
 use super::server::Server;
-use crate::Tls;
 use crate::reconnect::Connect;
+use crate::{Tls, TlsFileError};
 
 /// Maximum number of messages in flight. The server may allow fewer.
 const MAX_IN_FLIGHT: u16 = 256;
@@ -39,11 +40,11 @@ pub(super) struct MqttConnector {
 impl Connect for MqttConnector {
     type Connection = MqttConnection;
 
-    async fn connect(&self) -> Result<MqttConnection, String> {
+    async fn connect(&self) -> Result<MqttConnection, Unavailable> {
         let Server { host, port, .. } = &self.server;
-        MqttConnection::open(self)
-            .await
-            .map_err(|reason| format!("cannot connect to the MQTT server at {host}:{port}: {reason}"))
+        MqttConnection::open(self).await.map_err(|error| {
+            Unavailable::new(format_args!("cannot connect to the MQTT server at {host}:{port}: {error}"))
+        })
     }
 
     fn is_usable(connection: &MqttConnection) -> bool {
@@ -52,7 +53,7 @@ impl Connect for MqttConnector {
 }
 
 impl MqttConnector {
-    fn options(&self) -> Result<MqttOptions, String> {
+    fn options(&self) -> Result<MqttOptions, TlsFileError> {
         let mut options = MqttOptions::new(&self.client_id, &self.server.host, self.server.port);
         options.set_keep_alive(self.keep_alive);
         // Nothing of an earlier connection may be sent again: the relay decides about messages
@@ -72,6 +73,33 @@ impl MqttConnector {
             options.set_transport(Transport::tls_with_config(config));
         }
         Ok(options)
+    }
+}
+
+/// Reason why a connection could not be opened.
+#[derive(Debug, thiserror::Error)]
+enum MqttConnectError {
+    #[error(transparent)]
+    Tls(#[from] TlsFileError),
+    #[error("no answer within {0:?}")]
+    TimedOut(Duration),
+    #[error(transparent)]
+    Io(std::io::Error),
+    #[error("{0}")]
+    Refused(String),
+    #[error("the server supports only unacknowledged messages (maximum QoS 0)")]
+    Unacknowledged,
+    #[error("the server does not support retained messages: set `retain = false`")]
+    NotRetained,
+}
+
+impl From<ConnectionError> for MqttConnectError {
+    fn from(error: ConnectionError) -> Self {
+        match error {
+            // Nothing was sent yet, so no message can be the cause.
+            ConnectionError::Io(error) => Self::Io(error),
+            error => Self::Refused(ConnectionLoss::from(error).reason().to_owned()),
+        }
     }
 }
 
@@ -109,23 +137,16 @@ impl Shared {
 }
 
 impl MqttConnection {
-    async fn open(connector: &MqttConnector) -> Result<Self, String> {
+    async fn open(connector: &MqttConnector) -> Result<Self, MqttConnectError> {
         let (client, mut events) = AsyncClient::new(connector.options()?, usize::from(MAX_IN_FLIGHT));
         let connected = timeout(connector.timeout, async {
             loop {
                 if let Event::Incoming(Packet::ConnAck(connack)) = events.poll().await? {
-                    return Ok(connack);
+                    return Ok::<_, ConnectionError>(connack);
                 }
             }
         });
-        let connack = connected
-            .await
-            .map_err(|_| format!("no answer within {:?}", connector.timeout))?
-            .map_err(|error: ConnectionError| match error {
-                // Nothing was sent yet, so no message can be the cause.
-                ConnectionError::Io(error) => error.to_string(),
-                error => ConnectionLoss::from(error).reason().to_owned(),
-            })?;
+        let connack = connected.await.map_err(|_| MqttConnectError::TimedOut(connector.timeout))??;
         let limits = ServerLimits::of(&connack, connector.retain)?;
         let shared = Arc::new(Shared {
             window: Semaphore::new(usize::from(limits.window)),
@@ -205,15 +226,15 @@ struct ServerLimits {
 }
 
 impl ServerLimits {
-    fn of(connack: &ConnAck, retain: bool) -> Result<Self, String> {
+    fn of(connack: &ConnAck, retain: bool) -> Result<Self, MqttConnectError> {
         let Some(limits) = &connack.properties else {
             return Ok(Self { window: MAX_IN_FLIGHT, max_packet_size: MAX_PACKET_SIZE });
         };
         if limits.max_qos == Some(0) {
-            return Err("the server supports only unacknowledged messages (maximum QoS 0)".to_owned());
+            return Err(MqttConnectError::Unacknowledged);
         }
         if retain && limits.retain_available == Some(0) {
-            return Err("the server does not support retained messages: set `retain = false`".to_owned());
+            return Err(MqttConnectError::NotRetained);
         }
         let max_packet_size = limits.max_packet_size.and_then(|size| usize::try_from(size).ok());
         Ok(Self {

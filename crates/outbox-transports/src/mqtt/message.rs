@@ -39,7 +39,7 @@ impl MqttMessage {
         let Message { content_type, headers, body } = message;
         for (name, value) in &headers {
             for text in [name, value] {
-                check_text(text).map_err(|error| Failure::dead(format!("header `{name}` {error}")))?;
+                check_text(text).map_err(|error| Failure::dead(format_args!("header `{name}` {error}")))?;
             }
         }
         let properties = PublishProperties {
@@ -66,24 +66,44 @@ impl MqttMessage {
     }
 }
 
+/// Reason why messages cannot be published to a topic.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum InvalidTopic {
+    #[error("the topic is empty")]
+    Empty,
+    #[error("the topic `{0}` contains `+` or `#`, which are for subscriptions only")]
+    Wildcard(String),
+    #[error("the topic {0}")]
+    Text(#[from] InvalidText),
+}
+
+/// Reason why a text is not valid in a packet; the verb phrase of a sentence.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum InvalidText {
+    #[error("contains a NUL character, which MQTT does not allow")]
+    Nul,
+    #[error("has {0} bytes, and MQTT allows {max}", max = u16::MAX)]
+    TooLong(usize),
+}
+
 /// Checks that messages can be published to this topic.
-pub(super) fn check_topic(topic: &str) -> Result<(), String> {
+pub(super) fn check_topic(topic: &str) -> Result<(), InvalidTopic> {
     if topic.is_empty() {
-        return Err("the topic is empty".to_owned());
+        return Err(InvalidTopic::Empty);
     }
     if topic.contains(['+', '#']) {
-        return Err(format!("the topic `{topic}` contains `+` or `#`, which are for subscriptions only"));
+        return Err(InvalidTopic::Wildcard(topic.to_owned()));
     }
-    check_text(topic).map_err(|error| format!("the topic {error}"))
+    Ok(check_text(topic)?)
 }
 
 /// Checks that this text is valid in a packet.
-fn check_text(text: &str) -> Result<(), String> {
+fn check_text(text: &str) -> Result<(), InvalidText> {
     if text.contains('\0') {
-        return Err("contains a NUL character, which MQTT does not allow".to_owned());
+        return Err(InvalidText::Nul);
     }
     if text.len() > usize::from(u16::MAX) {
-        return Err(format!("has {} bytes, and MQTT allows {}", text.len(), u16::MAX));
+        return Err(InvalidText::TooLong(text.len()));
     }
     Ok(())
 }
@@ -140,8 +160,8 @@ mod tests {
             let failure = of(kind, tenant).unwrap_err();
             assert!(failure == Failure::dead(&failure), "{kind} {tenant}: {failure}");
         }
-        assert_eq!(check_topic("").unwrap_err(), "the topic is empty");
-        assert!(check_topic("a\0").unwrap_err().contains("NUL"));
+        assert_eq!(check_topic("").unwrap_err(), InvalidTopic::Empty);
+        assert_eq!(check_topic("a\0").unwrap_err(), InvalidText::Nul.into());
 
         let message = encode_event(Event::new("e").json(&1)).unwrap();
         assert!(message.fits(message.size).is_ok());

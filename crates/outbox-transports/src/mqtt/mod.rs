@@ -24,7 +24,7 @@ use self::send::send;
 use self::server::Server;
 pub use self::settings::MqttSettings;
 use crate::reconnect::Reconnect;
-use crate::{Duplicates, Encoder, Guarantees, KeyedBatches, Order};
+use crate::{Duplicates, Encoder, Guarantees, KeyedBatches, Order, PublisherSettingsError};
 
 /// Timeout of a health check.
 const HEALTH_TIMEOUT: Duration = Duration::from_millis(1500);
@@ -66,21 +66,27 @@ impl Mqtt {
     };
 
     /// Creates a publisher called `name`. Checks the settings; does not connect yet.
-    pub fn new(name: impl Into<String>, settings: MqttSettings) -> Result<Self, String> {
+    pub fn new(name: impl Into<String>, settings: MqttSettings) -> Result<Self, PublisherSettingsError> {
         let server = Server::parse(&settings)?;
         if settings.tls.is_used() && !server.encrypted {
-            return Err("tls: the url is mqtt://, which does not use TLS; write mqtts://".to_owned());
+            return Err(PublisherSettingsError::Conflict {
+                setting: "tls",
+                other: "url",
+                reason: "the url is mqtt://, which does not use TLS; write mqtts://",
+            });
         }
-        settings.tls.client_config().map_err(|error| format!("tls: {error}"))?;
+        settings.tls.client_config()?;
         if let Some(topic) = settings.topic.fixed() {
-            message::check_topic(topic).map_err(|error| format!("topic: {error}"))?;
+            message::check_topic(topic).map_err(|error| {
+                PublisherSettingsError::value("topic", error.to_string()).caused_by(error)
+            })?;
         }
         if settings.keep_alive < MIN_KEEP_ALIVE {
-            return Err("keep_alive: use at least 5s".to_owned());
+            return Err(PublisherSettingsError::value("keep_alive", "use at least 5s"));
         }
         let client_id = match &settings.client_id {
             Some(id) if id.as_str().is_empty() => {
-                return Err("client_id: omit it for a generated one".to_owned());
+                return Err(PublisherSettingsError::value("client_id", "omit it for a generated one"));
             }
             Some(id) => id.as_str().to_owned(),
             None => new_client_id(),
@@ -103,13 +109,13 @@ impl Mqtt {
         })
     }
 
-    /// Sends one sub-batch. The error is the reason why the server is unavailable.
+    /// Sends one sub-batch.
     async fn send_sub_batch(
         &self,
         connection: &MqttConnection,
         messages: &[IndexedMqttMessage],
         batches: &mut KeyedBatches<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Unavailable> {
         let all: Vec<&IndexedMqttMessage> = messages.iter().collect();
         let suspects = {
             let _shared = self.isolation.read().await;
@@ -148,7 +154,7 @@ impl Mqtt {
         connection: &MqttConnection,
         group: &[&'a IndexedMqttMessage],
         batches: &mut KeyedBatches<'_>,
-    ) -> Result<Vec<(&'a IndexedMqttMessage, MqttRefusal)>, String> {
+    ) -> Result<Vec<(&'a IndexedMqttMessage, MqttRefusal)>, Unavailable> {
         let messages: Vec<&MqttMessage> = group.iter().map(|(_, message)| message).collect();
         let outcomes = send(connection, &messages, self.settings.retain, self.settings.ack_timeout).await;
         let mut suspects = Vec::new();
@@ -165,7 +171,7 @@ impl Mqtt {
                 PublishOutcome::Lost(ConnectionLoss::Rejected(refusal)) => suspects.push((*indexed, refusal)),
                 PublishOutcome::Lost(ConnectionLoss::Outage(reason)) => {
                     outage.get_or_insert_with(|| {
-                        format!("the connection to the MQTT server was lost: {reason}")
+                        Unavailable::new(format_args!("the connection to the MQTT server was lost: {reason}"))
                     });
                 }
             }
@@ -180,10 +186,10 @@ impl Mqtt {
         (index, message): &IndexedMqttMessage,
         refusal: &MqttRefusal,
         batches: &mut KeyedBatches<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Unavailable> {
         let failure = refusal.to_failure(&message.topic);
         if refusal.is_denied && self.settings.topic.fixed().is_some() {
-            return Err(failure.to_string());
+            return Err(Unavailable::new(failure));
         }
         batches.failed(*index, failure);
         Ok(())
@@ -226,7 +232,7 @@ impl Publisher for Mqtt {
     }
 
     async fn health(&self) -> Result<(), Unavailable> {
-        self.connection.get_within(HEALTH_TIMEOUT).await.map(drop).map_err(Unavailable::new)
+        self.connection.get_within(HEALTH_TIMEOUT).await.map(drop)
     }
 }
 
@@ -266,7 +272,7 @@ mod tests {
             ),
         ] {
             let error = Mqtt::new("m", settings(&more)).unwrap_err();
-            assert!(error.starts_with(expected), "{error}");
+            assert!(error.to_string().starts_with(expected), "{error}");
         }
     }
 

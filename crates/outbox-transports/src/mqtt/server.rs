@@ -7,6 +7,7 @@ use percent_encoding::percent_decode_str;
 use url::{Host, Url};
 
 use super::MqttSettings;
+use crate::PublisherSettingsError;
 
 /// Address and login of the server.
 pub(super) struct Server {
@@ -20,12 +21,14 @@ const URL_FORMAT: &str = "write mqtt://HOST:PORT, or mqtts:// for TLS";
 
 impl Server {
     /// Parses the settings. Errors omit the URL, which may contain a password.
-    pub(super) fn parse(settings: &MqttSettings) -> Result<Self, String> {
-        let url = Url::parse(settings.url.expose()).map_err(|error| format!("url: {error}; {URL_FORMAT}"))?;
+    pub(super) fn parse(settings: &MqttSettings) -> Result<Self, PublisherSettingsError> {
+        let url = Url::parse(settings.url.expose()).map_err(|error| {
+            PublisherSettingsError::url(format!("{error}; {URL_FORMAT}")).caused_by(error)
+        })?;
         let encrypted = match url.scheme() {
             "mqtt" => false,
             "mqtts" => true,
-            _ => return Err(format!("url: {URL_FORMAT}")),
+            _ => return Err(PublisherSettingsError::url(URL_FORMAT)),
         };
         let host = match url.host() {
             Some(Host::Domain(name)) => name.to_owned(),
@@ -33,34 +36,49 @@ impl Server {
             // The client appends a colon and the port.
             Some(Host::Ipv6(address)) if !encrypted => format!("[{address}]"),
             Some(Host::Ipv6(_)) => {
-                return Err("url: for TLS the server needs a name, not an IPv6 address".to_owned());
+                let reason = "for TLS the server needs a name, not an IPv6 address";
+                return Err(PublisherSettingsError::url(reason));
             }
-            None => return Err(format!("url: {URL_FORMAT}")),
+            None => return Err(PublisherSettingsError::url(URL_FORMAT)),
         };
         if !matches!(url.path(), "" | "/") || url.query().is_some() {
-            return Err(format!("url: nothing is allowed after the port; {URL_FORMAT}"));
+            let reason = format!("nothing is allowed after the port; {URL_FORMAT}");
+            return Err(PublisherSettingsError::url(reason));
         }
         let default = if encrypted { 8883 } else { 1883 };
         let login = Self::login(settings, &url)?;
         Ok(Self { host, port: url.port().unwrap_or(default), encrypted, login })
     }
 
-    fn login(settings: &MqttSettings, url: &Url) -> Result<Option<(String, String)>, String> {
+    fn login(settings: &MqttSettings, url: &Url) -> Result<Option<(String, String)>, PublisherSettingsError> {
         let decode = |text: &str| {
             let decoded = percent_decode_str(text).decode_utf8().map(Cow::into_owned);
-            decoded.map_err(|_| "url: user and password are not UTF-8".to_owned())
+            decoded.map_err(|error| {
+                PublisherSettingsError::url("user and password are not UTF-8").caused_by(error)
+            })
         };
         if url.username().is_empty() && url.password().is_some() {
-            return Err("url: the password needs a user as well".to_owned());
+            return Err(PublisherSettingsError::url("the password needs a user as well"));
         }
         let in_url = (!url.username().is_empty())
-            .then(|| Ok::<_, String>((decode(url.username())?, decode(url.password().unwrap_or_default())?)))
+            .then(|| {
+                let password = decode(url.password().unwrap_or_default())?;
+                Ok::<_, PublisherSettingsError>((decode(url.username())?, password))
+            })
             .transpose()?;
         let password = settings.password.as_ref().map_or("", |password| password.expose());
         match (in_url, &settings.user) {
-            (Some(_), Some(_)) => Err("user: the url contains a user as well; keep one of them".to_owned()),
+            (Some(_), Some(_)) => Err(PublisherSettingsError::Conflict {
+                setting: "user",
+                other: "url",
+                reason: "the url contains a user as well; keep one of them",
+            }),
             (login, None) if settings.password.is_none() => Ok(login),
-            (_, None) => Err("password: needs a user as well".to_owned()),
+            (_, None) => Err(PublisherSettingsError::Conflict {
+                setting: "password",
+                other: "user",
+                reason: "needs a user as well",
+            }),
             (None, Some(user)) => Ok(Some((user.as_str().to_owned(), password.to_owned()))),
         }
     }
@@ -77,8 +95,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::proptests::all_texts;
 
-    fn parsed(extra: &Value) -> Result<Server, String> {
+    fn parsed(extra: &Value) -> Result<Server, PublisherSettingsError> {
         let mut settings = json!({ "topic": "t" });
         settings.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         Server::parse(&serde_json::from_value(settings).unwrap())
@@ -111,7 +130,8 @@ mod tests {
             (json!({ "url": "mqtt://:hunter2@h" }), "url: the password needs a user"),
         ] {
             let error = parsed(&settings).unwrap_err();
-            assert!(error.starts_with(start) && !error.contains("hunter2"), "{error}");
+            assert!(error.to_string().starts_with(start), "{error}");
+            assert!(!all_texts(&error).contains("hunter2"), "{error:?}");
         }
     }
 }

@@ -73,6 +73,7 @@ fn ten_seconds() -> Duration {
 
 impl MqttSettings {
     /// Settings for this URL and topic, with defaults for everything else.
+    /// Assign other values to the fields; more fields may be added.
     pub fn new(url: &str, topic: Template) -> Self {
         Self {
             url: url.into(),

@@ -13,7 +13,7 @@ use async_nats::jetstream::context::{
 use async_nats::jetstream::{self, ErrorCode};
 use async_nats::{AuthError, Client, ConnectErrorKind, ConnectOptions, Event, ServerAddr};
 use async_trait::async_trait;
-use outbox::Failure;
+use outbox::{Failure, Unavailable};
 use tokio::sync::Notify;
 
 use super::NatsSettings;
@@ -21,7 +21,7 @@ use super::credentials::{Credentials, LoadedCredentials, servers};
 use super::wire::{self, PreparedMessage};
 use crate::reconnect::Connect;
 use crate::tls::Pems;
-use crate::{Tls, crypto};
+use crate::{PublisherSettingsError, Tls, TlsFileError, crypto};
 
 /// Result of sending one message.
 pub(super) enum SendOutcome {
@@ -175,7 +175,7 @@ impl NatsConnection {
 
     /// Checks that a stream accepts the subjects of this publisher, unless that is known. A user
     /// without permission to look up streams passes: publishing shows the error.
-    pub(super) async fn verify(&self) -> Result<(), String> {
+    pub(super) async fn verify(&self) -> Result<(), Unavailable> {
         if self.verified.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -184,8 +184,8 @@ impl NatsConnection {
                 self.verified.store(true, Ordering::Relaxed);
                 Ok(())
             }
-            StreamLookup::Missing => Err(no_stream(&self.subjects.pattern)),
-            StreamLookup::Failed(reason) => Err(reason),
+            StreamLookup::Missing => Err(Unavailable::new(no_stream(&self.subjects.pattern))),
+            StreamLookup::Failed(reason) => Err(Unavailable::new(reason)),
         }
     }
 
@@ -265,12 +265,10 @@ pub(super) struct NatsConnector {
 }
 
 impl NatsConnector {
-    pub(super) fn new(name: &str, settings: &NatsSettings) -> Result<Self, String> {
+    pub(super) fn new(name: &str, settings: &NatsSettings) -> Result<Self, PublisherSettingsError> {
         let (servers, in_url) = servers(&settings.url)?;
         let credentials = Credentials::from_settings(settings)?.unwrap_or(in_url);
-        if settings.tls.cert_file.is_some() != settings.tls.key_file.is_some() {
-            return Err("`cert_file` and `key_file` must be set together".to_owned());
-        }
+        settings.tls.check_pair()?;
         Ok(Self {
             name: name.to_owned(),
             servers,
@@ -290,7 +288,7 @@ impl NatsConnector {
         credentials: LoadedCredentials,
         connected: Arc<AtomicBool>,
         server_errors: Arc<ServerErrors>,
-    ) -> Result<ConnectOptions, String> {
+    ) -> Result<ConnectOptions, TlsFileError> {
         // Called at every connection attempt. async-nats has no option to disable reconnecting.
         // When this callback fails and the attempts are used up, async-nats ends and fails
         // everything that waits.
@@ -328,15 +326,16 @@ impl NatsConnector {
         Ok(options)
     }
 
-    fn describe(&self, error: &async_nats::ConnectError) -> String {
+    fn unavailable(&self, error: &async_nats::ConnectError) -> Unavailable {
         let servers: Vec<String> =
             self.servers.iter().map(|server| format!("{}:{}", server.host(), server.port())).collect();
         let servers = servers.join(", ");
         match error.kind() {
             ConnectErrorKind::AuthorizationViolation => {
-                format!("NATS at {servers} refuses these credentials (authorization violation)")
+                let reason = "refuses these credentials (authorization violation)";
+                Unavailable::new(format_args!("NATS at {servers} {reason}"))
             }
-            _ => format!("cannot connect to NATS at {servers}: {error}"),
+            _ => Unavailable::new(format_args!("cannot connect to NATS at {servers}: {error}")),
         }
     }
 }
@@ -345,18 +344,20 @@ impl NatsConnector {
 impl Connect for NatsConnector {
     type Connection = NatsConnection;
 
-    async fn connect(&self) -> Result<NatsConnection, String> {
-        let credentials = self.credentials.load().await?;
+    async fn connect(&self) -> Result<NatsConnection, Unavailable> {
+        let credentials = self.credentials.load().await.map_err(Unavailable::new)?;
         crypto::install_provider();
         let connected = Arc::new(AtomicBool::new(false));
         let server_errors = Arc::new(ServerErrors::default());
-        let options = self.options(credentials, Arc::clone(&connected), Arc::clone(&server_errors))?;
+        let options = self
+            .options(credentials, Arc::clone(&connected), Arc::clone(&server_errors))
+            .map_err(Unavailable::new)?;
         let connecting = options.connect(self.servers.as_slice());
         // Each server has its own timeout; this limit also covers DNS lookups.
         let limit = self.connect_timeout * u32::try_from(self.servers.len()).unwrap_or(1);
         let client = match tokio::time::timeout(limit, connecting).await {
-            Ok(client) => client.map_err(|error| self.describe(&error))?,
-            Err(_) => return Err(self.describe(&ConnectErrorKind::TimedOut.into())),
+            Ok(client) => client.map_err(|error| self.unavailable(&error))?,
+            Err(_) => return Err(self.unavailable(&ConnectErrorKind::TimedOut.into())),
         };
         // A reconnect before this point is harmless, since nothing was sent yet.
         connected.store(true, Ordering::Relaxed);

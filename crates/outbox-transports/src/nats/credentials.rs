@@ -4,7 +4,7 @@ use async_nats::{Auth, AuthError, ServerAddr};
 use percent_encoding::percent_decode_str;
 
 use super::NatsSettings;
-use crate::Secret;
+use crate::{PublisherSettingsError, Secret};
 
 /// Credentials as configured.
 #[derive(Clone)]
@@ -16,12 +16,12 @@ pub(super) enum Credentials {
 }
 
 /// Parses the server addresses, and the credentials in the URL.
-pub(super) fn servers(url: &Secret) -> Result<(Vec<ServerAddr>, Credentials), String> {
+pub(super) fn servers(url: &Secret) -> Result<(Vec<ServerAddr>, Credentials), PublisherSettingsError> {
     let mut credentials = Credentials::None;
     let mut servers = Vec::new();
     for entry in url.expose().split(',').map(str::trim) {
-        // The message omits the URL, which may contain a password.
-        let invalid = || "`url` is not a NATS address: write nats://host:4222".to_owned();
+        // The errors of the parsers are dropped, since they could repeat a part of the URL.
+        let invalid = || PublisherSettingsError::url("not a NATS address: write nats://host:4222");
         let address: ServerAddr = entry.parse().map_err(|_| invalid())?;
         if !matches!(address.scheme(), "nats" | "tls") || address.host().is_empty() {
             return Err(invalid());
@@ -54,29 +54,46 @@ pub(super) enum LoadedCredentials {
     Signed { jwt: String, key: Box<nkeys::KeyPair> },
 }
 
+/// Reason why a credentials file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CredentialsFileError {
+    #[error("credentials_file `{path}`: {source}")]
+    Read { path: String, source: std::io::Error },
+    #[error("credentials_file `{path}` is not a .creds file with a JWT and a seed")]
+    Content { path: String },
+}
+
 impl Credentials {
     /// Credentials of the settings; `None` if there are none.
-    pub(super) fn from_settings(settings: &NatsSettings) -> Result<Option<Self>, String> {
+    pub(super) fn from_settings(settings: &NatsSettings) -> Result<Option<Self>, PublisherSettingsError> {
         if settings.password.is_some() && settings.user.is_none() {
-            return Err("`password` needs `user` as well".to_owned());
+            return Err(PublisherSettingsError::Conflict {
+                setting: "password",
+                other: "user",
+                reason: "needs `user` as well",
+            });
         }
-        let given = [
-            settings.user.as_ref().map(|user| Self::User {
-                name: user.as_str().to_owned(),
-                password: settings.password.clone().unwrap_or_default(),
+        let user = settings.user.as_ref().map(|user| Self::User {
+            name: user.as_str().to_owned(),
+            password: settings.password.clone().unwrap_or_default(),
+        });
+        let token = settings.token.clone().map(Self::Token);
+        let file = settings.credentials_file.as_ref().map(|file| Self::File(file.as_str().to_owned()));
+        let given = [("user", user), ("token", token), ("credentials_file", file)];
+        let mut given = given.into_iter().filter_map(|(setting, credentials)| Some((setting, credentials?)));
+        let Some((other, credentials)) = given.next() else { return Ok(None) };
+        match given.next() {
+            None => Ok(Some(credentials)),
+            Some((setting, _)) => Err(PublisherSettingsError::Conflict {
+                setting,
+                other,
+                reason: "set only one of `user`, `token` and `credentials_file`",
             }),
-            settings.token.clone().map(Self::Token),
-            settings.credentials_file.as_ref().map(|file| Self::File(file.as_str().to_owned())),
-        ];
-        let mut given = given.into_iter().flatten();
-        let credentials = given.next();
-        if given.next().is_some() {
-            return Err("set only one of `user`, `token` and `credentials_file`".to_owned());
         }
-        Ok(credentials)
     }
 
-    pub(super) async fn load(&self) -> Result<LoadedCredentials, String> {
+    /// Reads the file, if the credentials are in one.
+    pub(super) async fn load(&self) -> Result<LoadedCredentials, CredentialsFileError> {
         let mut auth = Auth::new();
         match self {
             Self::None => {}
@@ -87,9 +104,9 @@ impl Credentials {
             Self::Token(token) => auth.token = Some(token.expose().to_owned()),
             Self::File(path) => {
                 let text = tokio::fs::read_to_string(path).await;
-                let text = text.map_err(|error| format!("credentials_file `{path}`: {error}"))?;
-                let invalid =
-                    || format!("credentials_file `{path}` is not a .creds file with a JWT and a seed");
+                let text =
+                    text.map_err(|source| CredentialsFileError::Read { path: path.clone(), source })?;
+                let invalid = || CredentialsFileError::Content { path: path.clone() };
                 let jwt = section(&text, "NATS USER JWT").ok_or_else(invalid)?.to_owned();
                 let seed = section(&text, "USER NKEY SEED").ok_or_else(invalid)?;
                 let key = nkeys::KeyPair::from_seed(seed).map_err(|_| invalid())?;
@@ -125,6 +142,7 @@ fn section<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proptests::all_texts;
 
     #[test]
     fn credentials_are_removed_from_the_address() {
@@ -155,7 +173,8 @@ mod tests {
             "nats://one?password=hunter2",
         ] {
             let error = servers(&url.into()).err().unwrap_or_else(|| panic!("{url} was accepted"));
-            assert!(!error.contains("hunter2") && error.contains("nats://host:4222"), "{error}");
+            assert_eq!(error.to_string(), "url: not a NATS address: write nats://host:4222");
+            assert!(!all_texts(&error).contains("hunter2"), "{error:?}");
         }
     }
 
@@ -163,13 +182,13 @@ mod tests {
     fn only_one_kind_of_credentials_is_allowed() {
         let mut settings = NatsSettings::new("nats://one", "s".parse().unwrap());
         settings.password = Some("hunter2".into());
-        assert_eq!(Credentials::from_settings(&settings).err().unwrap(), "`password` needs `user` as well");
+        let error = Credentials::from_settings(&settings).err().unwrap();
+        assert_eq!(error.to_string(), "password: needs `user` as well");
         settings.user = Some("ada".into());
         settings.token = Some("t".into());
-        assert_eq!(
-            Credentials::from_settings(&settings).err().unwrap(),
-            "set only one of `user`, `token` and `credentials_file`"
-        );
+        let error = Credentials::from_settings(&settings).err().unwrap();
+        assert_eq!(error.to_string(), "token: set only one of `user`, `token` and `credentials_file`");
+        assert!(matches!(error, PublisherSettingsError::Conflict { other: "user", .. }), "{error:?}");
     }
 
     #[test]

@@ -18,7 +18,8 @@ use self::connection::{NatsConnector, SendOutcome};
 use self::wire::PreparedMessage;
 use crate::reconnect::Reconnect;
 use crate::{
-    Duplicates, Encoder, Format, Guarantees, KeyedBatches, Order, Secret, Template, Text, Tls, message, time,
+    Duplicates, Encoder, Format, Guarantees, KeyedBatches, Order, PublisherSettingsError, Secret, Template,
+    Text, Tls, message, time,
 };
 
 /// Publishes to NATS JetStream. Streams persist the messages that they confirm.
@@ -28,7 +29,7 @@ use crate::{
 ///
 /// let settings = NatsSettings::new("nats://localhost:4222", "orders.{type}".parse()?);
 /// let publisher = Nats::new("orders", settings)?;
-/// # Ok::<(), String>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// The event's id is the message's `Nats-Msg-Id`: a stream drops duplicates within its duplicate
@@ -94,6 +95,7 @@ fn ack_timeout() -> Duration {
 
 impl NatsSettings {
     /// Settings for this URL and subject, with defaults for everything else.
+    /// Assign other values to the fields; more fields may be added.
     pub fn new(url: &str, subject: Template) -> Self {
         Self {
             url: url.into(),
@@ -127,10 +129,12 @@ impl Nats {
     };
 
     /// Creates a publisher called `name`. Checks the settings; does not connect yet.
-    pub fn new(name: impl Into<String>, settings: NatsSettings) -> Result<Self, String> {
+    pub fn new(name: impl Into<String>, settings: NatsSettings) -> Result<Self, PublisherSettingsError> {
         let name = name.into();
         if let Some(subject) = settings.subject.fixed() {
-            wire::check_subject(subject)?;
+            wire::check_subject(subject).map_err(|error| {
+                PublisherSettingsError::value("subject", error.to_string()).caused_by(error)
+            })?;
         }
         let connection = Reconnect::new(NatsConnector::new(&name, &settings)?);
         let encoder = Encoder::new(settings.format, settings.source.as_str());
@@ -202,10 +206,11 @@ impl Publisher for Nats {
     }
 
     async fn health(&self) -> Result<(), Unavailable> {
-        let connection = self.connection.get_within(HEALTH_TIMEOUT).await.map_err(Unavailable::new)?;
+        let connection = self.connection.get_within(HEALTH_TIMEOUT).await?;
         let verified = tokio::time::timeout(HEALTH_TIMEOUT, connection.verify()).await;
-        let timed_out = |_| Err(format!("NATS did not answer within {HEALTH_TIMEOUT:?}"));
-        verified.unwrap_or_else(timed_out).map_err(Unavailable::new)
+        let timed_out =
+            |_| Err(Unavailable::new(format_args!("NATS did not answer within {HEALTH_TIMEOUT:?}")));
+        verified.unwrap_or_else(timed_out)
     }
 }
 

@@ -27,9 +27,20 @@ impl PreparedMessage {
     }
 }
 
+/// Reason why a message cannot be published to a subject.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum InvalidSubject {
+    #[error("cannot publish to the subject `{subject}`: {problem}")]
+    Malformed { subject: String, problem: &'static str },
+    #[error(
+        "the subject `{0}` belongs to the server: only the setting `subject` may choose it, not an event"
+    )]
+    ChosenByEvent(String),
+}
+
 /// Checks that messages can be published to this subject.
-pub(super) fn check_subject(subject: &str) -> Result<(), String> {
-    let invalid = |why: &str| Err(format!("cannot publish to the subject `{subject}`: {why}"));
+pub(super) fn check_subject(subject: &str) -> Result<(), InvalidSubject> {
+    let invalid = |problem| Err(InvalidSubject::Malformed { subject: subject.to_owned(), problem });
     if subject.split('.').any(str::is_empty) {
         return invalid("it has an empty part between dots");
     }
@@ -52,12 +63,10 @@ pub(super) const SEPARATORS: [char; 3] = ['.', '*', '>'];
 /// Checks that the settings, and not an event, chose a subject of the server: subjects that start
 /// with `$` (key-value buckets, objects, MQTT) and `_INBOX`, which is for replies. `prefix` is the
 /// part of the subject that comes from the settings.
-pub(super) fn check_owner(subject: &str, prefix: &str) -> Result<(), String> {
+pub(super) fn check_owner(subject: &str, prefix: &str) -> Result<(), InvalidSubject> {
     let is_special = |text: &str| text.starts_with('$') || text.starts_with("_INBOX.");
     if is_special(subject) && !is_special(prefix) {
-        return Err(format!(
-            "the subject `{subject}` belongs to the server: only the setting `subject` may choose it, not an event"
-        ));
+        return Err(InvalidSubject::ChosenByEvent(subject.to_owned()));
     }
     Ok(())
 }
@@ -153,7 +162,7 @@ mod tests {
             "$SYS.REQ",
         ] {
             let error = check_subject(bad).unwrap_err();
-            assert!(error.contains(&format!("`{bad}`")), "{error}");
+            assert!(error.to_string().contains(&format!("`{bad}`")), "{error}");
         }
     }
 
@@ -164,7 +173,7 @@ mod tests {
         }
         for subject in ["$KV.bucket.key", "$O.x", "$MQTT.sub", "_INBOX.abc"] {
             let error = check_owner(subject, "").unwrap_err();
-            assert!(error.contains(&format!("`{subject}`")), "{error}");
+            assert!(error.to_string().contains(&format!("`{subject}`")), "{error}");
         }
     }
 

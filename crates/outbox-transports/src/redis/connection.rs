@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use outbox::Failure;
+use outbox::{Failure, Unavailable};
 use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, ErrorKind,
@@ -12,8 +12,9 @@ use redis::{
 };
 
 use super::RedisSettings;
+use crate::probe::ProbeError;
 use crate::reconnect::Connect;
-use crate::{Tls, crypto};
+use crate::{PublisherSettingsError, Tls, crypto};
 
 /// Result of adding one entry.
 pub(super) enum XaddOutcome {
@@ -84,50 +85,54 @@ impl RedisConnection {
 
     /// Sends all commands at once. Returns a reply for each, or the reason why their results are
     /// unknown.
-    pub(super) async fn send(&self, mut commands: Pipeline) -> Result<Vec<RedisResult<Value>>, String> {
+    pub(super) async fn send(&self, mut commands: Pipeline) -> Result<Vec<RedisResult<Value>>, Unavailable> {
         let replies = commands.ignore_errors().query_async(&mut self.connection.clone()).await;
-        let replies: Vec<RedisResult<Value>> = replies.map_err(|error| describe(&self.server, &error))?;
+        let replies: Vec<RedisResult<Value>> = replies.map_err(|error| unavailable(&self.server, &error))?;
         if replies.len() != commands.len() {
-            return Err(format!(
+            return Err(Unavailable::new(format_args!(
                 "Redis at {} sent {} replies to {} commands",
                 self.server,
                 replies.len(),
                 commands.len()
-            ));
+            )));
         }
         Ok(replies)
     }
 
     /// Checks that the server accepts writes, to the stream if it is the same for all events.
-    /// `Err(None)` means that the server does not answer.
     ///
     /// A `PING` is also answered by a replica and by a server without free memory. The id `0-0` is
     /// never valid: this write passes the checks for permission, memory and role, and is then
     /// refused.
-    pub(super) async fn check_writable(&self, target: &ProbeTarget<'_>) -> Result<(), Option<String>> {
+    pub(super) async fn check_writable(&self, target: &ProbeTarget<'_>) -> Result<(), ProbeError> {
         let key = target.stream.unwrap_or("outbox:no-such-stream");
         let mut commands = Pipeline::new();
         commands.cmd("XADD").arg(key).arg("NOMKSTREAM").arg("0-0").arg("f").arg("v");
         commands.cmd("TYPE").arg(key);
         let replies = commands.ignore_errors().query_async(&mut self.connection.clone()).await;
-        let replies: Vec<RedisResult<Value>> = replies.map_err(|_: RedisError| None)?;
+        let replies: Vec<RedisResult<Value>> = replies.map_err(|_: RedisError| ProbeError::NoReply)?;
         let mut replies = replies.into_iter();
-        let (Some(added), Some(kind)) = (replies.next(), replies.next()) else { return Err(None) };
+        let (Some(added), Some(kind)) = (replies.next(), replies.next()) else {
+            return Err(ProbeError::NoReply);
+        };
         match added {
-            Err(error) if error.code().is_none() => return Err(None),
+            Err(error) if error.code().is_none() => return Err(ProbeError::NoReply),
             added => {
                 let is_only_stream = target.stream.is_some();
                 if let XaddOutcome::Outage(reason) = XaddOutcome::from_reply(key, is_only_stream, added) {
-                    return Err(Some(reason));
+                    return Err(ProbeError::Rejected(reason));
                 }
             }
         }
         // A user without permission for `TYPE` passes: publishing shows the error.
         let (Some(stream), Ok(Value::SimpleString(kind))) = (target.stream, kind) else { return Ok(()) };
         match kind.as_str() {
-            "none" if !target.create => Err(Some(no_stream(stream))),
+            "none" if !target.create => Err(ProbeError::Rejected(no_stream(stream))),
             "none" | "stream" => Ok(()),
-            other => Err(Some(format!("the key `{stream}` is not a stream: it holds a {other}"))),
+            other => {
+                let reason = format!("the key `{stream}` is not a stream: it holds a {other}");
+                Err(ProbeError::Rejected(reason))
+            }
         }
     }
 }
@@ -143,9 +148,9 @@ pub(super) struct RedisConnector {
 }
 
 impl RedisConnector {
-    pub(super) fn new(settings: &RedisSettings) -> Result<Self, String> {
-        // The message omits the URL, which may contain a password.
-        let invalid = || "`url` is not a Redis address: write redis://host:6379".to_owned();
+    pub(super) fn new(settings: &RedisSettings) -> Result<Self, PublisherSettingsError> {
+        // The error of the parser is dropped, since it could repeat a part of the URL.
+        let invalid = || PublisherSettingsError::url("not a Redis address: write redis://host:6379");
         let mut info = settings.url.expose().into_connection_info().map_err(|_| invalid())?;
         let (server, encrypted) = match info.addr() {
             ConnectionAddr::Tcp(host, port) => (format!("{host}:{port}"), false),
@@ -154,11 +159,13 @@ impl RedisConnector {
             _ => return Err(invalid()),
         };
         if settings.tls.is_used() && !encrypted {
-            return Err("`tls` needs a `url` that starts with rediss://".to_owned());
+            return Err(PublisherSettingsError::Conflict {
+                setting: "tls",
+                other: "url",
+                reason: "needs a `url` that starts with rediss://",
+            });
         }
-        if settings.tls.cert_file.is_some() != settings.tls.key_file.is_some() {
-            return Err("`cert_file` and `key_file` must be set together".to_owned());
-        }
+        settings.tls.check_pair()?;
         let mut redis = info.redis_settings().clone();
         if let Some(user) = &settings.user {
             redis = redis.set_username(user.as_str());
@@ -177,10 +184,10 @@ impl RedisConnector {
         })
     }
 
-    fn client(&self) -> Result<Client, String> {
+    fn client(&self) -> Result<Client, Unavailable> {
         crypto::install_provider();
         let opened = if self.tls.is_used() {
-            let pems = self.tls.read()?;
+            let pems = self.tls.read().map_err(Unavailable::new)?;
             let certificates = TlsCertificates {
                 client_tls: pems.identity.map(|(certificate, key)| ClientTlsConfig {
                     client_cert: certificate.into_bytes(),
@@ -192,24 +199,24 @@ impl RedisConnector {
         } else {
             Client::open(self.info.clone())
         };
-        opened.map_err(|error| describe(&self.server, &error))
+        opened.map_err(|error| unavailable(&self.server, &error))
     }
 
-    async fn check_persistence(&self, connection: &mut MultiplexedConnection) -> Result<(), String> {
+    async fn check_persistence(&self, connection: &mut MultiplexedConnection) -> Result<(), Unavailable> {
         let server = &self.server;
         let mut info = redis::cmd("INFO");
         let info_text: String = info.arg("persistence").query_async(connection).await.map_err(|error| {
-            format!(
+            Unavailable::new(format_args!(
                 "cannot check whether Redis at {server} persists, which `require_persistence` needs: {error}"
-            )
+            ))
         })?;
         if info_text.lines().any(|line| line.trim() == "aof_enabled:1") {
             return Ok(());
         }
-        Err(format!(
+        Err(Unavailable::new(format_args!(
             "Redis at {server} writes no append-only file and would lose confirmed entries: set `appendonly yes` there, or \
              `require_persistence = false` here"
-        ))
+        )))
     }
 }
 
@@ -217,18 +224,18 @@ impl RedisConnector {
 impl Connect for RedisConnector {
     type Connection = RedisConnection;
 
-    async fn connect(&self) -> Result<RedisConnection, String> {
+    async fn connect(&self) -> Result<RedisConnection, Unavailable> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.connect_timeout))
             .set_response_timeout(Some(self.timeout));
         let client = self.client()?;
         let connecting = client.get_multiplexed_async_connection_with_config(&config);
         let mut connection = connecting.await.map_err(|error| {
-            let reason = describe(&self.server, &error);
+            let reason = unavailable(&self.server, &error);
             // A server without TLS on this port waits for the rest of the handshake.
             let is_tls = matches!(self.info.addr(), ConnectionAddr::TcpTls { .. });
             if is_tls && error.is_timeout() {
-                format!("{reason}: is TLS enabled on this port?")
+                Unavailable::new(format_args!("{reason}: is TLS enabled on this port?"))
             } else {
                 reason
             }
@@ -244,13 +251,13 @@ impl Connect for RedisConnector {
     }
 }
 
-fn describe(server: &str, error: &RedisError) -> String {
-    match error.kind() {
+fn unavailable(server: &str, error: &RedisError) -> Unavailable {
+    Unavailable::new(match error.kind() {
         ErrorKind::AuthenticationFailed => format!("Redis at {server} refuses user and password: {error}"),
         _ if error.is_timeout() => format!("Redis at {server} did not answer in time"),
         _ if error.is_connection_refusal() => format!("cannot connect to Redis at {server}: {error}"),
         _ => format!("the connection to Redis at {server} failed: {error}"),
-    }
+    })
 }
 
 #[cfg(test)]
@@ -258,7 +265,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::proptests::{SECRET, broken_url, percent_encode};
+    use crate::proptests::{SECRET, all_texts, broken_url, percent_encode};
 
     fn settings(url: &str) -> RedisSettings {
         RedisSettings::new(url, "s".parse().unwrap())
@@ -269,16 +276,16 @@ mod tests {
         for url in
             ["", "hunter2", "http://ada:hunter2@one", "redis://ada:hunter2@one:port", "redis://:hunter2@"]
         {
-            let text =
+            let error =
                 RedisConnector::new(&settings(url)).err().unwrap_or_else(|| panic!("{url} was accepted"));
-            assert!(!text.contains("hunter2") && text.contains("redis://host:6379"), "{text}");
+            assert_eq!(error.to_string(), "url: not a Redis address: write redis://host:6379");
+            assert!(!all_texts(&error).contains("hunter2"), "{error:?}");
         }
         let mut plain = settings("redis://one");
         plain.tls.ca_file = Some("ca.pem".into());
-        assert_eq!(
-            RedisConnector::new(&plain).err().unwrap(),
-            "`tls` needs a `url` that starts with rediss://"
-        );
+        let error = RedisConnector::new(&plain).err().unwrap();
+        assert_eq!(error.to_string(), "tls: needs a `url` that starts with rediss://");
+        assert!(matches!(error, PublisherSettingsError::Conflict { other: "url", .. }), "{error:?}");
     }
 
     #[test]
@@ -306,7 +313,7 @@ mod tests {
         fn neither_a_server_address_nor_an_error_shows_a_password(
             url in prop_oneof![broken_url("redis"), broken_url("rediss"), Just(format!("redis+unix:///run/redis.sock?user=ada&pass={SECRET}")), any::<String>()],
         ) {
-            let text = RedisConnector::new(&settings(&url)).map_or_else(|text| text, |connector| connector.server);
+            let text = RedisConnector::new(&settings(&url)).map_or_else(|error| all_texts(&error), |connector| connector.server);
             prop_assert!(!text.contains(SECRET), "{}: {}", url, text);
         }
     }

@@ -12,9 +12,11 @@ use serde::Deserialize;
 
 use self::connection::{ProbeTarget, RedisConnection, RedisConnector, XaddOutcome};
 use self::wire::Entry;
+use crate::probe::ProbeError;
 use crate::reconnect::Reconnect;
 use crate::{
-    Duplicates, Encoder, Format, Guarantees, KeyedBatches, Order, Secret, Template, Text, Tls, message, time,
+    Duplicates, Encoder, Format, Guarantees, KeyedBatches, Order, PublisherSettingsError, Secret, Template,
+    Text, Tls, message, time,
 };
 
 /// Publishes to Redis Streams: one entry per event, by `XADD`.
@@ -24,7 +26,7 @@ use crate::{
 ///
 /// let settings = RedisSettings::new("redis://localhost:6379", "orders".parse()?);
 /// let publisher = Redis::new("orders", settings)?;
-/// # Ok::<(), String>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// The fields of an entry are the message's headers, including `outbox-id`, then `content-type`,
@@ -103,6 +105,7 @@ fn max_bytes() -> usize {
 
 impl RedisSettings {
     /// Settings for this URL and stream, with defaults for everything else.
+    /// Assign other values to the fields; more fields may be added.
     pub fn new(url: &str, stream: Template) -> Self {
         Self {
             url: url.into(),
@@ -134,9 +137,9 @@ impl Redis {
     };
 
     /// Creates a publisher called `name`. Checks the settings; does not connect yet.
-    pub fn new(name: impl Into<String>, settings: RedisSettings) -> Result<Self, String> {
+    pub fn new(name: impl Into<String>, settings: RedisSettings) -> Result<Self, PublisherSettingsError> {
         if settings.stream.fixed() == Some("") {
-            return Err("`stream` is empty".to_owned());
+            return Err(PublisherSettingsError::value("stream", "must not be empty"));
         }
         let connection = Reconnect::new(RedisConnector::new(&settings)?);
         let encoder = Encoder::new(settings.format, settings.source.as_str());
@@ -150,21 +153,20 @@ impl Redis {
         Ok(entry)
     }
 
-    /// Sends part of a sub-batch in one pipeline. The error is the reason why the server is
-    /// unavailable.
+    /// Sends part of a sub-batch in one pipeline.
     async fn send(
         &self,
         connection: &RedisConnection,
         chunk: PipelineChunk,
         batches: &mut KeyedBatches<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Unavailable> {
         let replies = connection.send(chunk.commands).await?;
         let mut outage = None;
         for ((index, stream), reply) in chunk.entries.into_iter().zip(replies) {
             match XaddOutcome::from_reply(&stream, self.settings.stream.fixed().is_some(), reply) {
                 XaddOutcome::Added => batches.published(index),
                 XaddOutcome::Refused(failure) => batches.failed(index, failure),
-                XaddOutcome::Outage(reason) => outage = outage.or(Some(reason)),
+                XaddOutcome::Outage(reason) => outage = outage.or(Some(Unavailable::new(reason))),
             }
         }
         outage.map_or(Ok(()), Err)
@@ -176,7 +178,7 @@ impl Redis {
         events: &[Outgoing],
         sub_batch: Vec<usize>,
         batches: &mut KeyedBatches<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Unavailable> {
         let mut chunk = PipelineChunk::default();
         for index in sub_batch {
             match self.prepare(&events[index]) {
@@ -244,12 +246,11 @@ impl Publisher for Redis {
             // A connection that broke unnoticed does not answer; the second pass uses a new
             // connection.
             for _ in 0..2 {
-                let connection =
-                    self.connection.get_within(HEALTH_TIMEOUT).await.map_err(Unavailable::new)?;
+                let connection = self.connection.get_within(HEALTH_TIMEOUT).await?;
                 match tokio::time::timeout(HEALTH_TIMEOUT / 2, connection.check_writable(&target)).await {
                     Ok(Ok(())) => return Ok(()),
-                    Ok(Err(Some(reason))) => return Err(Unavailable::new(reason)),
-                    Ok(Err(None)) | Err(_) => connection.abandon(),
+                    Ok(Err(ProbeError::Rejected(reason))) => return Err(Unavailable::new(reason)),
+                    Ok(Err(ProbeError::NoReply)) | Err(_) => connection.abandon(),
                 }
             }
             Err(timed_out())

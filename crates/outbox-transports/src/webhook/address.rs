@@ -7,9 +7,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use outbox::Unavailable;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-use crate::Text;
+use crate::{PublisherSettingsError, Text};
 
 /// Decides which hosts and addresses requests may go to.
 #[derive(Clone, Debug, Default)]
@@ -20,7 +21,7 @@ pub(super) struct AddressPolicy {
 
 impl AddressPolicy {
     /// Allows the public internet, and these hosts and networks.
-    pub(super) fn new(allow: &[Text]) -> Result<Self, String> {
+    pub(super) fn new(allow: &[Text]) -> Result<Self, PublisherSettingsError> {
         let mut policy = Self::default();
         for entry in allow {
             let entry = entry.as_str().trim().to_ascii_lowercase();
@@ -30,9 +31,9 @@ impl AddressPolicy {
             } else if !entry.is_empty() && entry.chars().all(is_host_char) {
                 policy.hosts.push(entry);
             } else {
-                return Err(format!(
-                    "allow: {entry:?} is neither a host (`hooks.internal`) nor an address or network (`10.1.0.0/16`)"
-                ));
+                let expected = "a host (`hooks.internal`) nor an address or network (`10.1.0.0/16`)";
+                let reason = format!("{entry:?} is neither {expected}");
+                return Err(PublisherSettingsError::value("allow", reason));
             }
         }
         Ok(policy)
@@ -53,18 +54,21 @@ impl AddressPolicy {
 
     /// Resolves a host to the addresses that requests may connect to. Fails if the host does not
     /// resolve or none of its addresses is allowed.
-    pub(super) async fn resolve_allowed(&self, host: &str) -> Result<Vec<IpAddr>, String> {
+    pub(super) async fn resolve_allowed(&self, host: &str) -> Result<Vec<IpAddr>, Unavailable> {
         if let Some(address) = ip_literal(host) {
-            return if self.allows_address(address) { Ok(vec![address]) } else { Err(not_public(host)) };
+            Unavailable::unless(self.allows_address(address), not_public(host))?;
+            return Ok(vec![address]);
         }
         let found = tokio::net::lookup_host((host, 0)).await;
-        let found = found.map_err(|error| format!("{host} cannot be resolved: {error}"))?;
+        let found =
+            found.map_err(|error| Unavailable::new(format_args!("{host} cannot be resolved: {error}")))?;
         let host_is_allowed = self.allows_host(host);
         let allowed: Vec<IpAddr> = found
             .map(|address| address.ip())
             .filter(|address| host_is_allowed || self.allows_address(*address))
             .collect();
-        if allowed.is_empty() { Err(not_public(host)) } else { Ok(allowed) }
+        Unavailable::unless(!allowed.is_empty(), not_public(host))?;
+        Ok(allowed)
     }
 }
 
@@ -262,7 +266,7 @@ mod tests {
     fn invalid_entries_of_the_list_are_named() {
         for entry in ["", "10.0.0.0/33", "https://hooks.internal", "a b", "::/129"] {
             let error = AddressPolicy::new(&[entry.into()]).unwrap_err();
-            assert!(error.starts_with("allow: "), "{entry}: {error}");
+            assert!(error.to_string().starts_with("allow: "), "{entry}: {error}");
         }
     }
 
@@ -270,13 +274,13 @@ mod tests {
     async fn a_name_is_checked_by_the_addresses_it_resolves_to() {
         let not_public = policy(&[]).resolve_allowed("localhost").await.unwrap_err();
         assert_eq!(
-            not_public,
+            not_public.reason(),
             "localhost is not on the public internet; add it to `allow` if that is intended"
         );
         for allowed in ["localhost", "127.0.0.0/8"] {
             assert!(!policy(&[allowed]).resolve_allowed("localhost").await.unwrap().is_empty(), "{allowed}");
         }
         let unresolved = policy(&[]).resolve_allowed("no-such-host.invalid").await.unwrap_err();
-        assert!(unresolved.starts_with("no-such-host.invalid cannot be resolved: "), "{unresolved}");
+        assert!(unresolved.reason().starts_with("no-such-host.invalid cannot be resolved: "), "{unresolved}");
     }
 }

@@ -6,13 +6,16 @@ use reqwest::{Certificate, Client, Identity, Response};
 
 use super::address::{AddressPolicy, CheckedResolver};
 use super::settings::WebhookSettings;
-use crate::crypto;
+use crate::{PublisherSettingsError, TlsFileError, crypto};
 
 /// Maximum number of bytes read from a response to make its connection reusable.
 const MAX_DRAINED_BYTES: usize = 64 * 1024;
 
 /// Creates the client of a webhook, which pools connections.
-pub(super) fn client(settings: &WebhookSettings, policy: Arc<AddressPolicy>) -> Result<Client, String> {
+pub(super) fn client(
+    settings: &WebhookSettings,
+    policy: Arc<AddressPolicy>,
+) -> Result<Client, PublisherSettingsError> {
     crypto::install_provider();
     let mut builder = Client::builder()
         .dns_resolver(Arc::new(CheckedResolver(policy)))
@@ -21,22 +24,28 @@ pub(super) fn client(settings: &WebhookSettings, policy: Arc<AddressPolicy>) -> 
         .referer(false)
         .connect_timeout(settings.connect_timeout)
         .user_agent(concat!("outbox/", env!("CARGO_PKG_VERSION")));
-    let pems = settings.tls.read().map_err(|error| format!("tls: {error}"))?;
+    let pems = settings.tls.read()?;
     if let Some(pem) = pems.ca {
         let certificates = Certificate::from_pem_bundle(pem.as_bytes());
         let certificates = certificates.ok().filter(|all| !all.is_empty());
-        builder = builder.tls_certs_only(certificates.ok_or("tls: ca_file contains no certificate")?);
+        let empty = TlsFileError::Empty { setting: "ca_file", expected: "certificate" };
+        builder = builder.tls_certs_only(certificates.ok_or(empty)?);
     } else if settings.url.expose().starts_with("http://") {
         // Plain HTTP needs no root certificates, and a minimal container has none.
         builder = builder.tls_certs_only([]);
     }
     if let Some((certificate, key)) = pems.identity {
         let identity = Identity::from_pem(format!("{certificate}\n{key}").as_bytes());
-        let identity = identity
-            .map_err(|_| "tls: cert_file and key_file are not a certificate and key in PEM format")?;
-        builder = builder.identity(identity);
+        // The error of the parser is dropped, since it could repeat a line of the file.
+        builder = builder.identity(identity.map_err(|_| TlsFileError::Refused {
+            setting: "cert_file and key_file",
+            reason: "not a certificate and key in PEM format".to_owned(),
+            source: None,
+        })?);
     }
-    builder.build().map_err(|error| format!("tls: {}", cause(&error)))
+    builder
+        .build()
+        .map_err(|error| PublisherSettingsError::value("tls", cause(&error)).caused_by(error.without_url()))
 }
 
 /// Number of bytes of a response that are kept for operators.

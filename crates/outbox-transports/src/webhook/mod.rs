@@ -28,10 +28,10 @@ use self::health::ReceiverHealth;
 use self::request::RequestWriter;
 use self::response::RequestOutcome;
 pub use self::settings::WebhookSettings;
-pub use self::signature::{Unverified, verify_webhook};
+pub use self::signature::{SigningSecretError, Unverified, verify_webhook};
 use self::target::Target;
 use crate::availability::Availability;
-use crate::{Duplicates, Guarantees, KeyedBatches, Order};
+use crate::{Duplicates, Guarantees, KeyedBatches, Order, PublisherSettingsError};
 
 /// Maximum time for reading the rest of a response.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -51,7 +51,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// let mut settings = WebhookSettings::new("https://hooks.example.com/orders");
 /// settings.secrets = vec!["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".into()];
 /// let pair = Topic::new("orders").to(Webhook::new("hooks", settings)?);
-/// # Ok::<(), String>(())
+/// # Ok::<(), outbox_transports::PublisherSettingsError>(())
 /// ```
 ///
 /// Requests have the headers `webhook-id` (the event's id), `webhook-timestamp` and, if there is a
@@ -116,16 +116,17 @@ impl Webhook {
 
     /// Creates a publisher called `name`. Checks the settings; does not connect yet.
     #[expect(clippy::needless_pass_by_value, reason = "all transports have the same constructor")]
-    pub fn new(name: impl Into<String>, settings: WebhookSettings) -> Result<Self, String> {
+    pub fn new(name: impl Into<String>, settings: WebhookSettings) -> Result<Self, PublisherSettingsError> {
         let policy = Arc::new(AddressPolicy::new(&settings.allow)?);
         let target = Target::new(settings.url.expose(), &policy)?;
         if settings.concurrency == 0 {
-            return Err("concurrency: must be at least 1".to_owned());
+            return Err(PublisherSettingsError::value("concurrency", "must be at least 1"));
         }
-        for (name, duration) in [("timeout", settings.timeout), ("connect_timeout", settings.connect_timeout)]
+        for (setting, duration) in
+            [("timeout", settings.timeout), ("connect_timeout", settings.connect_timeout)]
         {
             if duration.is_zero() {
-                return Err(format!("{name}: must be greater than zero"));
+                return Err(PublisherSettingsError::value(setting, "must be greater than zero"));
             }
         }
         let client = client(&settings, policy.clone())?;
@@ -200,8 +201,8 @@ impl Webhook {
     /// The event's failure, unless the receiver is unreachable.
     async fn no_response(&self, why: &str) -> RequestOutcome {
         self.availability.invalidate();
-        if let Err(reason) = self.probe().await {
-            return RequestOutcome::Unavailable(reason);
+        if let Err(unavailable) = self.probe().await {
+            return RequestOutcome::Unavailable(unavailable.reason().to_owned());
         }
         let origin = &self.target.origin;
         RequestOutcome::Failed(Failure::retry(format!(
@@ -210,15 +211,19 @@ impl Webhook {
     }
 
     /// Checks that the receiver accepts connections.
-    async fn probe(&self) -> Result<(), String> {
+    async fn probe(&self) -> Result<(), Unavailable> {
         let connecting = async {
             let addresses = self.policy.resolve_allowed(&self.target.host).await?;
             let addresses: Vec<_> = addresses.into_iter().map(|ip| (ip, self.target.port).into()).collect();
             let connected = tokio::net::TcpStream::connect(addresses.as_slice()).await;
-            connected.map(drop).map_err(|error| format!("no connection to {}: {error}", self.target.origin))
+            connected.map(drop).map_err(|error| {
+                Unavailable::new(format_args!("no connection to {}: {error}", self.target.origin))
+            })
         };
-        let timed_out =
-            |_| Err(format!("no connection to {} in {} s", self.target.origin, PROBE_TIMEOUT.as_secs()));
+        let timed_out = |_| {
+            let seconds = PROBE_TIMEOUT.as_secs();
+            Err(Unavailable::new(format_args!("no connection to {} in {seconds} s", self.target.origin)))
+        };
         tokio::time::timeout(PROBE_TIMEOUT, connecting).await.unwrap_or_else(timed_out)
     }
 
@@ -301,9 +306,8 @@ impl Publisher for Webhook {
         if self.availability.is_recently_up() {
             return Ok(());
         }
-        self.probe().await.map_err(|reason| {
-            self.availability.warn_unavailable(&self.name, &reason);
-            Unavailable::new(reason)
+        self.probe().await.inspect_err(|unavailable| {
+            self.availability.warn_unavailable(&self.name, unavailable.reason());
         })
     }
 }

@@ -11,7 +11,7 @@ use reqwest::{Client, Request, Url};
 use super::client::cause;
 use super::settings::WebhookSettings;
 use super::signature::{ID, Key, SIGNATURE, TIMESTAMP, sign};
-use crate::{Encoder, Format, Secret};
+use crate::{Encoder, Format, PublisherSettingsError, Secret};
 
 /// Characters that the CloudEvents HTTP binding percent-encodes in attributes, besides everything
 /// outside of ASCII.
@@ -27,12 +27,15 @@ pub(super) struct RequestWriter {
 }
 
 impl RequestWriter {
-    pub(super) fn new(settings: &WebhookSettings) -> Result<Self, String> {
+    pub(super) fn new(settings: &WebhookSettings) -> Result<Self, PublisherSettingsError> {
         if settings.secrets.len() > 2 {
-            return Err("secrets: at most two can be active at once".to_owned());
+            let reason = "at most two can be active at once";
+            return Err(PublisherSettingsError::value("secrets", reason));
         }
         let keys = settings.secrets.iter().map(|secret| Key::new(secret.expose()));
-        let keys = keys.collect::<Result<Vec<_>, _>>().map_err(|error| format!("secrets: {error}"))?;
+        let keys = keys
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| PublisherSettingsError::value("secrets", error.to_string()).caused_by(error))?;
         Ok(Self {
             encoder: Encoder::new(settings.format, settings.source.as_str()),
             format: settings.format,
@@ -88,16 +91,19 @@ impl RequestWriter {
 }
 
 /// Parses the headers of the settings.
-fn headers(settings: &WebhookSettings) -> Result<HeaderMap, String> {
+fn headers(settings: &WebhookSettings) -> Result<HeaderMap, PublisherSettingsError> {
+    let invalid = |reason: String| PublisherSettingsError::value("headers", reason);
     let parse = |(name, value): (&String, &Secret)| {
         let parsed = HeaderName::from_bytes(name.as_bytes());
-        let parsed = parsed.map_err(|_| format!("headers: {name:?} is not a valid HTTP header name"))?;
+        let parsed = parsed
+            .map_err(|error| invalid(format!("{name:?} is not a valid HTTP header name")).caused_by(error))?;
         if is_protocol_header(&parsed) {
-            return Err(format!("headers: {name} cannot be set"));
+            return Err(invalid(format!("{name} cannot be set")));
         }
         let value = HeaderValue::from_bytes(value.expose().as_bytes());
-        let mut value = value.map_err(|_| {
-            format!("headers: the value of {name} contains a line break or another character that is not valid in HTTP")
+        let mut value = value.map_err(|error| {
+            let found = "a line break or another character that is not valid in HTTP";
+            invalid(format!("the value of {name} contains {found}")).caused_by(error)
         })?;
         value.set_sensitive(true);
         Ok((parsed, value))

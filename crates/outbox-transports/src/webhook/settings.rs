@@ -20,6 +20,7 @@ use crate::{Format, Secret, Text, Tls, message, time};
 /// ```
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct WebhookSettings {
     /// The URL. After the host it may contain placeholders, as in a [`Template`](crate::Template);
     /// their values are percent-encoded. Never shown, since many URLs contain a token.
@@ -63,6 +64,7 @@ pub struct WebhookSettings {
 
 impl WebhookSettings {
     /// Settings for this URL, with defaults for everything else.
+    /// Assign other values to the fields; more fields may be added.
     pub fn new(url: impl Into<Secret>) -> Self {
         Self {
             url: url.into(),

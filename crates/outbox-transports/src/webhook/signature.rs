@@ -27,20 +27,16 @@ pub(super) struct Key(Hmac<Sha256>);
 
 impl Key {
     /// Creates a key from `whsec_` followed by Base64, or from any other text as it is.
-    pub(super) fn new(secret: &str) -> Result<Self, String> {
+    pub(super) fn new(secret: &str) -> Result<Self, SigningSecretError> {
         let bytes = match secret.strip_prefix("whsec_") {
-            Some(encoded) => STANDARD
-                .decode(encoded)
-                .map_err(|_| "a secret that starts with `whsec_` must continue in Base64")?,
+            // The error of the decoder is dropped, since it contains a byte of the secret.
+            Some(encoded) => STANDARD.decode(encoded).map_err(|_| SigningSecretError::NotBase64)?,
             None => secret.as_bytes().to_vec(),
         };
         if bytes.len() < MIN_SECRET_BYTES {
-            return Err(format!(
-                "a secret must have at least {MIN_SECRET_BYTES} bytes, and this one has {}",
-                bytes.len()
-            ));
+            return Err(SigningSecretError::TooShort { bytes: bytes.len() });
         }
-        Ok(Self(Hmac::new_from_slice(&bytes).map_err(|error| error.to_string())?))
+        Ok(Self(Hmac::new_from_slice(&bytes).expect("HMAC accepts keys of any length")))
     }
 
     fn mac(&self, id: &str, timestamp: &str, body: &[u8]) -> Hmac<Sha256> {
@@ -108,8 +104,7 @@ pub(super) fn verify_at<'a>(
     if sent.is_none_or(|sent| (now - sent).abs() > TOLERANCE) {
         return Err(Unverified::Old);
     }
-    let keys: Result<Vec<Key>, String> = secrets.iter().map(|secret| Key::new(secret)).collect();
-    let keys = keys.map_err(Unverified::Secret)?;
+    let keys: Vec<Key> = secrets.iter().map(|secret| Key::new(secret)).collect::<Result<_, _>>()?;
     let given = signatures.split(' ').filter_map(|entry| STANDARD.decode(entry.strip_prefix("v1,")?).ok());
     for signature in given {
         // Compares in constant time.
@@ -121,35 +116,44 @@ pub(super) fn verify_at<'a>(
 }
 
 /// Reason why a webhook could not be verified.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unverified {
     /// This header is missing.
+    #[error("the header {0} is missing")]
     Missing(&'static str),
     /// The webhook was not sent within the last five minutes, or the two clocks differ by more.
+    #[error("the webhook was not sent within the last five minutes")]
     Old,
     /// No signature matches a secret: another sender, or a changed request.
+    #[error("no signature of the webhook matches a known secret")]
     Signature,
     /// One of the receiver's secrets is invalid.
-    Secret(String),
+    #[error("{0}")]
+    Secret(#[from] SigningSecretError),
 }
 
-impl fmt::Display for Unverified {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Unverified::Missing(header) => write!(f, "the header {header} is missing"),
-            Unverified::Old => f.write_str("the webhook was not sent within the last five minutes"),
-            Unverified::Signature => f.write_str("no signature of the webhook matches a known secret"),
-            Unverified::Secret(reason) => f.write_str(reason),
-        }
-    }
+/// Reason why a text cannot be a secret of [webhook signatures](verify_webhook). Never contains the
+/// text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SigningSecretError {
+    /// `whsec_` is followed by a text that is not Base64.
+    #[error("a secret that starts with `whsec_` must continue in Base64")]
+    NotBase64,
+    /// The secret is too easy to guess.
+    #[error("a secret must have at least {MIN_SECRET_BYTES} bytes, and this one has {bytes}")]
+    #[non_exhaustive]
+    TooShort {
+        /// Length of the secret.
+        bytes: usize,
+    },
 }
-
-impl std::error::Error for Unverified {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proptests::all_texts;
 
     const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
     const BODY: &[u8] = br#"{"test": 2432232314}"#;
@@ -212,10 +216,9 @@ mod tests {
             [("whsec_%%%", "must continue in Base64"), ("short", "at least 16 bytes"), ("whsec_", "has 0")]
         {
             let error = Key::new(secret).unwrap_err();
-            assert!(
-                error.contains(expected) && !error.contains("%%%") && !error.contains("short,"),
-                "{error}"
-            );
+            assert!(error.to_string().contains(expected), "{error}");
+            let texts = all_texts(&Unverified::from(error));
+            assert!(!texts.contains("%%%") && !texts.contains("short,"), "{texts}");
         }
     }
 }

@@ -5,7 +5,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::Url;
 
 use super::address::{AddressPolicy, not_public};
-use crate::Template;
+use crate::{PublisherSettingsError, Template, TemplateError};
 
 /// Destination of a webhook.
 pub(super) struct Target {
@@ -21,33 +21,36 @@ pub(super) struct Target {
 
 impl Target {
     /// Checks the part of the URL that is the same for every event.
-    pub(super) fn new(text: &str, policy: &AddressPolicy) -> Result<Self, String> {
-        let template: Template = text.parse().map_err(|error| format!("url: {error}"))?;
+    pub(super) fn new(text: &str, policy: &AddressPolicy) -> Result<Self, PublisherSettingsError> {
+        let invalid = |reason: &str| PublisherSettingsError::url(reason);
+        let template: Template = text.parse().map_err(|error: TemplateError| {
+            PublisherSettingsError::url(error.to_string()).caused_by(error)
+        })?;
         // An event must not choose the host: placeholders are only allowed after it.
         let authority = text.find("://").map_or(0, |at| at + 3);
         let path = text[authority..].find(['/', '?', '#']).map_or(text.len(), |at| authority + at);
         let base = &text[..path];
         if base.contains(['{', '}']) {
-            return Err("url: placeholders are only allowed after the host".to_owned());
+            return Err(invalid("placeholders are only allowed after the host"));
         }
-        // The parser's error is dropped, since it could repeat a part of the URL.
-        let url =
-            Url::parse(base).map_err(|_| "url: not a valid URL, such as https://hooks.example.com/orders")?;
-        let host = url.host_str().ok_or("url: the host is missing")?.to_owned();
+        let url = Url::parse(base).map_err(|error| {
+            invalid("not a valid URL, such as https://hooks.example.com/orders").caused_by(error)
+        })?;
+        let host = url.host_str().ok_or_else(|| invalid("the host is missing"))?.to_owned();
         let allowed = policy.allows_host(&host);
         match url.scheme() {
             "https" => {}
             "http" if allowed => {}
             "http" => {
-                return Err(format!(
-                    "url: webhooks need https; http is only allowed to hosts in `allow`, and {host} is not listed there"
-                ));
+                return Err(PublisherSettingsError::url(format!(
+                    "webhooks need https; http is only allowed to hosts in `allow`, and {host} is not listed there"
+                )));
             }
-            _ => return Err("url: must start with https://".to_owned()),
+            _ => return Err(invalid("must start with https://")),
         }
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         if !allowed && bare.parse().is_ok_and(|address| !policy.allows_address(address)) {
-            return Err(format!("url: {}", not_public(&host)));
+            return Err(PublisherSettingsError::url(not_public(&host)));
         }
         let port = url.port_or_known_default().unwrap_or(443);
         let varies_by_event = template.fixed().is_none();
@@ -76,10 +79,13 @@ fn escape(value: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
+
     use super::*;
     use crate::Text;
+    use crate::proptests::all_texts;
 
-    fn target(url: &str, allow: &[&str]) -> Result<Target, String> {
+    fn target(url: &str, allow: &[&str]) -> Result<Target, PublisherSettingsError> {
         let allow: Vec<Text> = allow.iter().map(|entry| Text::from(*entry)).collect();
         Target::new(url, &AddressPolicy::new(&allow).unwrap())
     }
@@ -112,6 +118,15 @@ mod tests {
             failure,
             Failure::dead("the destination needs {tenant_id}, which the event does not have")
         );
+    }
+
+    #[test]
+    fn an_error_of_the_parsers_is_the_source() {
+        let error = target("https://example.com/{tenant}", &[]).map(drop).unwrap_err();
+        let source = error.source().and_then(|source| source.downcast_ref());
+        assert_eq!(source, Some(&TemplateError::Unknown { at: 21 }));
+        let error = target("https://example.com:99999/", &[]).map(drop).unwrap_err();
+        assert_eq!(error.source().unwrap().to_string(), "invalid port number");
     }
 
     #[test]
@@ -150,8 +165,9 @@ mod tests {
             ("https://example.com/{hunter2}", "unknown placeholder at character 21"),
         ] {
             let error = target(url, &[]).map(drop).unwrap_err();
-            assert!(error.starts_with("url: ") && error.contains(expected), "{url}: {error}");
-            assert!(!error.contains("hunter2"), "{error}");
+            let text = error.to_string();
+            assert!(text.starts_with("url: ") && text.contains(expected), "{url}: {text}");
+            assert!(!all_texts(&error).contains("hunter2"), "{error:?}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use outbox::{EventResult, Failure, Outgoing, Publisher as _};
-use outbox_transports::{Kafka, KafkaSettings};
+use outbox_transports::Kafka;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
 use crate::cluster::Cluster;
@@ -54,7 +54,9 @@ async fn a_topic_that_is_created_later_is_used() {
     let set = |error| cluster.with(move |mock| mock.topic_error("later", error).unwrap());
     set(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART);
     let (topic, timeout) = ("later".parse().unwrap(), Duration::from_secs(10));
-    let settings = KafkaSettings { topic, timeout, ..cluster.settings() };
+    let mut settings = cluster.settings();
+    settings.topic = topic;
+    settings.timeout = timeout;
     let kafka = Kafka::new("kafka", settings).unwrap();
     let error = kafka.publish_batch(&of_a_key(0..2)).await.unwrap_err();
     let missing = "there is no topic \"later\": create it, or let the brokers create topics";
@@ -71,7 +73,8 @@ async fn a_denied_topic_is_an_outage_if_it_is_the_only_one() {
     let cluster = Cluster::start(1);
     let denied = "the brokers deny writing to the topic \"orders\"";
     for (topic, is_outage) in [("orders", true), ("{header:topic}", false)] {
-        let settings = KafkaSettings { topic: topic.parse().unwrap(), ..cluster.settings() };
+        let mut settings = cluster.settings();
+        settings.topic = topic.parse().unwrap();
         let kafka = Kafka::new("kafka", settings).unwrap();
         refuse(&cluster, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED]);
         let event = outbox::Event::new("e").header("topic", "orders").json(&1).build().unwrap();
@@ -123,7 +126,8 @@ async fn a_producer_with_a_fatal_error_is_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_batch_is_not_sent_later() {
     let cluster = Cluster::start(1);
-    let settings = KafkaSettings { timeout: Duration::from_secs(60), ..cluster.settings() };
+    let mut settings = cluster.settings();
+    settings.timeout = Duration::from_secs(60);
     let kafka = Kafka::new("kafka", settings).unwrap();
     kafka.publish_batch(&of_a_key(0..1)).await.unwrap();
     cluster.down();
@@ -140,7 +144,8 @@ async fn a_cancelled_batch_is_not_sent_later() {
 #[tokio::test(flavor = "multi_thread")]
 async fn timed_out_messages_are_not_sent_later() {
     let cluster = Cluster::start(1);
-    let settings = KafkaSettings { timeout: Duration::from_secs(2), ..cluster.settings() };
+    let mut settings = cluster.settings();
+    settings.timeout = Duration::from_secs(2);
     let kafka = Kafka::new("kafka", settings).unwrap();
     publish_until_accepted(&kafka, &of_a_key(0..1)).await;
     cluster.down();
@@ -160,7 +165,8 @@ async fn timed_out_messages_are_not_sent_later() {
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_batches_fail_when_their_producer_is_discarded() {
     let cluster = Cluster::start(1);
-    let settings = KafkaSettings { timeout: 2 * MAX_STALL, ..cluster.settings() };
+    let mut settings = cluster.settings();
+    settings.timeout = 2 * MAX_STALL;
     let kafka = Kafka::new("kafka", settings).unwrap();
     kafka.publish_batch(&[numbered(0, None)]).await.unwrap();
     cluster.down();

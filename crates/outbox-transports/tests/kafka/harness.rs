@@ -124,7 +124,8 @@ impl<B: Broker> Harness for KafkaHarness<B> {
     fn publisher_at(&self, address: &str, tls: bool) -> Option<Arc<dyn Publisher>> {
         // Always ends in the timeout.
         let options = PublisherOptions { timeout: Duration::from_secs(10), ..PublisherOptions::default() };
-        let settings = KafkaSettings { brokers: address.into(), ..self.settings(&options) };
+        let mut settings = self.settings(&options);
+        settings.brokers = address.into();
         (!tls).then(|| Arc::new(Kafka::new("kafka", settings).unwrap()) as Arc<dyn Publisher>)
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use outbox::{Event, Outgoing, Publisher as _};
-use outbox_transports::{Kafka, KafkaMechanism, KafkaSasl, KafkaSettings};
+use outbox_transports::{Kafka, KafkaMechanism, KafkaSasl};
 
 use crate::cluster::Cluster;
 
@@ -36,13 +36,9 @@ async fn librdkafka_logs_through_tracing_without_secrets() {
     tracing::subscriber::set_global_default(subscriber).unwrap();
 
     let cluster = Cluster::start(1);
-    let sasl = KafkaSasl {
-        mechanism: KafkaMechanism::Plain,
-        user: "ada".into(),
-        password: "canary-password".into(),
-    };
-    let mut settings =
-        KafkaSettings { sasl: Some(sasl), timeout: Duration::from_secs(1), ..cluster.settings() };
+    let mut settings = cluster.settings();
+    settings.sasl = Some(KafkaSasl::new(KafkaMechanism::Plain, "ada", "canary-password"));
+    settings.timeout = Duration::from_secs(1);
     settings.options.insert("debug".to_owned(), "all".into());
     settings.options.insert("ssl.key.password".to_owned(), "canary-key".into());
     if cfg!(not(feature = "kafka-tls")) {

@@ -56,11 +56,13 @@ async fn an_unverified_broker_is_refused_until_its_authority_is_configured() {
     let reader = Reader::of(&format!("127.0.0.1:{port}")).trusting(&certificates.ca);
     create_topic(reader.config(), "orders").await;
     let kafka = |host: &str, tls: Option<Tls>, timeout: u64| {
-        let settings = KafkaSettings::new(format!("{host}:{port}").as_str(), "orders".parse().unwrap());
-        let settings = KafkaSettings { tls, timeout: Duration::from_secs(timeout), ..settings };
+        let brokers = format!("{host}:{port}");
+        let mut settings = KafkaSettings::new(brokers.as_str(), "orders".parse().unwrap());
+        settings.tls = tls;
+        settings.timeout = Duration::from_secs(timeout);
         Kafka::new("kafka", settings).unwrap()
     };
-    let trusting = Tls { ca_file: Some(certificates.ca.to_str().unwrap().into()), ..Tls::default() };
+    let trusting = Tls::default().with_ca_file(certificates.ca.to_str().unwrap());
     let event = [numbered(1, None)];
     let unverified = kafka("127.0.0.1", Some(Tls::default()), 3).publish_batch(&event).await.unwrap_err();
     assert!(unverified.is_unavailable(), "{unverified}");

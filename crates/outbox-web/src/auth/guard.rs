@@ -11,7 +11,7 @@ use axum::response::{IntoResponse as _, Response};
 use futures_util::FutureExt as _;
 
 use super::token::Role;
-use super::{Caller, peer};
+use super::{Caller, Credential};
 use crate::problem::{ApiResult, Kind, PROBLEM_JSON, Problem};
 use crate::state::Shared;
 
@@ -35,26 +35,37 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Header that proves that a request comes from a page of this server.
 pub(crate) const CSRF: &str = "x-csrf-token";
 
-/// Requires a token or a session, except for signing in.
-pub(crate) async fn guard(State(web): State<Shared>, request: Request, next: Next) -> Response {
-    let is_signing_in = request.method() == Method::POST && request.uri().path() == "/outbox/session";
-    handle(&web, !is_signing_in, request, next).await
+/// Requirements of a path.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    /// A caller, on a path of the API.
+    Api,
+    /// A caller, on a path of the application.
+    Protected,
+    /// No caller: the path serves no data.
+    Anonymous,
 }
 
-/// Requires a token or a session on routes outside the API.
+/// Requires a caller, except for signing in.
+pub(crate) async fn guard(State(web): State<Shared>, request: Request, next: Next) -> Response {
+    let is_signing_in = request.method() == Method::POST && request.uri().path() == "/outbox/session";
+    handle(&web, if is_signing_in { Access::Anonymous } else { Access::Api }, request, next).await
+}
+
+/// Requires a caller on routes outside the API.
 pub(crate) async fn guard_routes(State(web): State<Shared>, request: Request, next: Next) -> Response {
-    handle(&web, true, request, next).await
+    handle(&web, Access::Protected, request, next).await
 }
 
 /// Checks host and origin, without authentication: for routes that serve no data.
 pub(crate) async fn allow_anonymous(State(web): State<Shared>, request: Request, next: Next) -> Response {
-    handle(&web, false, request, next).await
+    handle(&web, Access::Anonymous, request, next).await
 }
 
-async fn handle(web: &Shared, authenticate: bool, request: Request, next: Next) -> Response {
+async fn handle(web: &Shared, access: Access, request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let response_future = async {
-        match check_request(web, authenticate, request).await {
+        match check_request(web, access, request).await {
             Ok(request) => next.run(request).await,
             Err(problem) => problem.into_response(),
         }
@@ -77,31 +88,36 @@ async fn handle(web: &Shared, authenticate: bool, request: Request, next: Next) 
     finish(response)
 }
 
-async fn check_request(web: &Shared, authenticate: bool, request: Request) -> ApiResult<Request> {
+async fn check_request(web: &Shared, access: Access, request: Request) -> ApiResult<Request> {
     let (mut parts, body) = request.into_parts();
     web.hosts.check_host(&parts.headers, &parts.uri)?;
     let changes = !matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE);
     if changes {
         web.hosts.check_origin(&parts.headers, &parts.uri)?;
     }
-    if authenticate {
-        let caller = web.authenticator.authenticate(&parts.headers, &parts.uri, peer(&parts.extensions))?;
-        if changes && let Some(session) = &caller.session {
-            let sent = parts.headers.get(CSRF).and_then(|value| value.to_str().ok()).unwrap_or_default();
-            if !session.has_csrf(sent) {
-                return Err(Problem::new(
-                    Kind::BadCsrf,
-                    "the header X-CSRF-Token does not match the session",
-                )
-                .advice("Send `csrf` of POST /api/outbox/session or GET /api/outbox/whoami in it."));
-            }
+    if access != Access::Anonymous {
+        let caller = web.authenticator.authenticate(&parts)?;
+        if access == Access::Api && matches!(caller.credential, Credential::Application(_)) {
+            // The browser may send the application's cookie along with requests of other sites.
+            // Such a read could not see the response, but would put an entry into the audit and use
+            // up streams in the name of the user. The cookie of a session is not sent at all.
+            web.hosts.check_origin(&parts.headers, &parts.uri)?;
+        }
+        let sent = parts.headers.get(CSRF).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        if changes && !web.authenticator.has_csrf(&caller, sent) {
+            return Err(Problem::new(
+                Kind::BadCsrf,
+                "the header X-CSRF-Token does not match the caller and the cookies",
+            )
+            .advice("Send `csrf` of POST /api/outbox/session or GET /api/outbox/whoami in it."));
         }
         parts.extensions.insert(caller);
     }
     if !changes {
         return Ok(Request::from_parts(parts, Body::empty()));
     }
-    let body = read(&parts.headers, body, if authenticate { AUTHENTICATED } else { UNAUTHENTICATED }).await?;
+    let bounds = if access == Access::Anonymous { UNAUTHENTICATED } else { AUTHENTICATED };
+    let body = read(&parts.headers, body, bounds).await?;
     Ok(Request::from_parts(parts, body))
 }
 
@@ -149,10 +165,17 @@ pub(crate) async fn require(
     if caller.role >= role {
         return next.run(request).await;
     }
-    let detail =
-        format!("this operation needs the role {role}; the token `{}` has {}", caller.name, caller.role);
-    Problem::new(Kind::Forbidden, detail).advice("Use a token with that role.").into_response()
+    let detail = format!("this operation needs the role {role}; `{}` has {}", caller.name, caller.role);
+    let advice = match caller.credential {
+        Credential::Token | Credential::Session(_) => "Use a token with that role.",
+        Credential::Application(_) => "The application decides on your role.",
+    };
+    Problem::new(Kind::Forbidden, detail).advice(advice).into_response()
 }
+
+/// Marks an error response that is a page for people, and stays as it is.
+#[derive(Clone, Copy)]
+pub(crate) struct ErrorPage;
 
 /// Turns every error into a problem, and sets headers against caching, framing and sniffing.
 pub(crate) fn finish(response: Response) -> Response {
@@ -173,7 +196,8 @@ pub(crate) fn finish(response: Response) -> Response {
 fn as_problem(response: Response) -> Response {
     let status = response.status();
     let is_problem = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == PROBLEM_JSON);
-    if is_problem || !(status.is_client_error() || status.is_server_error()) {
+    let is_page = response.extensions().get::<ErrorPage>().is_some();
+    if is_problem || is_page || !(status.is_client_error() || status.is_server_error()) {
         return response;
     }
     let allow = response.headers().get(header::ALLOW).cloned();

@@ -16,12 +16,25 @@ use crate::text::printable;
 
 /// Names of this server, in addition to `localhost` and IP addresses, which DNS cannot redirect.
 #[derive(Clone, Debug, Default)]
-pub struct Hosts(pub(crate) Vec<String>);
+pub struct Hosts {
+    pub(crate) names: Vec<String>,
+    pub(crate) check: HostCheck,
+}
+
+/// Whether the requested host is checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum HostCheck {
+    /// Only names of this server are accepted.
+    #[default]
+    Names,
+    /// The application in front of this router checks names, or needs no check.
+    Application,
+}
 
 impl Hosts {
     /// Allows these names, in addition to `localhost` and IP addresses.
     pub fn new(names: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self(names.into_iter().map(Into::into).collect())
+        Self { names: names.into_iter().map(Into::into).collect(), check: HostCheck::Names }
     }
 
     /// Adds the check of the requested host to routes outside a [`Web`](crate::Web): a request for
@@ -38,6 +51,9 @@ impl Hosts {
             return Err(Problem::bad("the request has more than one Host header")
                 .advice("Send one Host header: a proxy and this server could each check a different one."));
         }
+        if self.check == HostCheck::Application {
+            return Ok(());
+        }
         let of_header = headers.get(header::HOST).map(|host| host.to_str().unwrap_or_default());
         let of_uri = uri.authority().map(Authority::as_str);
         if of_header.is_none() && of_uri.is_none() {
@@ -53,7 +69,10 @@ impl Hosts {
 
     fn refusal(&self, name: &str) -> Problem {
         Problem::new(Kind::BadHost, format!("`{}` is not a host name of this server", printable(name)))
-            .advice("Use localhost or the IP address, or add the name to `hosts`.")
+            .advice(
+                "Use localhost or the IP address, or allow the name: with `hosts` in the settings of `outbox relay`, with \
+                 `WebBuilder::host` in an application.",
+            )
     }
 
     /// Rejects a request that a browser sends on behalf of another site. Clients other than
@@ -61,7 +80,11 @@ impl Hosts {
     pub(crate) fn check_origin(&self, headers: &HeaderMap, uri: &Uri) -> ApiResult<()> {
         let foreign = || {
             Problem::new(Kind::BadOrigin, "changes from pages of other sites are not allowed")
-                .advice("Use the dashboard of this server, or send the request without a browser.")
+                .advice(
+                    "Use the dashboard of this server, or send the request without a browser. Behind a proxy that changes the \
+                     header Host, allow the public name: with `hosts` in the settings of `outbox relay`, with \
+                     `WebBuilder::host` in an application.",
+                )
         };
         if let Some(site) = headers.get("sec-fetch-site")
             && !matches!(site.as_bytes(), b"same-origin" | b"none")
@@ -77,7 +100,7 @@ impl Hosts {
     }
 
     fn is_ours(&self, name: &str) -> bool {
-        self.0.iter().any(|ours| ours.eq_ignore_ascii_case(name))
+        self.names.iter().any(|ours| ours.eq_ignore_ascii_case(name))
     }
 }
 
@@ -132,7 +155,7 @@ mod tests {
 
     #[test]
     fn only_names_of_this_server_are_accepted() {
-        let hosts = Hosts(vec!["outbox.example.com".to_owned()]);
+        let hosts = Hosts::new(["outbox.example.com"]);
         let uri = Uri::from_static("/");
         for good in [
             "localhost",
@@ -158,6 +181,24 @@ mod tests {
             assert!(hosts.check_host(&with(&[("host", bad)]), &uri).is_err(), "{bad}");
         }
         assert!(hosts.check_host(&HeaderMap::new(), &uri).is_err());
+    }
+
+    #[test]
+    fn an_application_that_checks_names_itself_is_not_asked_for_them() {
+        let hosts = Hosts { names: vec!["shop.example".to_owned()], check: HostCheck::Application };
+        let uri = Uri::from_static("/");
+        for name in ["shop.example", "another.example", ""] {
+            assert!(hosts.check_host(&with(&[("host", name)]), &uri).is_ok(), "{name}");
+        }
+        let mut twice = with(&[("host", "shop.example")]);
+        twice.append("host", "evil.example".parse().unwrap());
+        assert!(hosts.check_host(&twice, &uri).is_err());
+        // Any host does not mean any origin.
+        let origin =
+            |origin| hosts.check_origin(&with(&[("host", "a.example"), ("origin", origin)]), &uri).is_ok();
+        assert!(
+            origin("https://a.example") && origin("https://shop.example") && !origin("https://evil.example")
+        );
     }
 
     /// A proxy and this server could each check a different one of the two.
@@ -200,7 +241,7 @@ mod tests {
 
     #[test]
     fn only_pages_of_this_server_may_change_things() {
-        let hosts = Hosts(vec!["outbox.example.com".to_owned()]);
+        let hosts = Hosts::new(["outbox.example.com"]);
         let uri = Uri::from_static("/");
         let check = |more: &[(&'static str, &str)]| {
             let mut headers = with(more);

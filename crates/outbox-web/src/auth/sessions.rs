@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use subtle::ConstantTimeEq as _;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -13,15 +12,15 @@ use super::token::{Role, digest, random_text};
 /// Base name of the session cookie; see [`cookie_name`].
 pub(crate) const COOKIE: &str = "outbox_session";
 
-/// Name of the session cookie of a server at this port, as requested by the browser. Browsers share
-/// cookies between all ports of a host: without the port in the name, two servers on one machine
-/// would overwrite each other's cookie. With TLS, the prefix `__Host-` makes the browser reject a
+/// Name of a cookie of a server at this port, as requested by the browser. Browsers share cookies
+/// between all ports of a host: without the port in the name, two servers on one machine would
+/// overwrite each other's cookie. With TLS, the prefix `__Host-` makes the browser reject a
 /// cookie of that name that was set without TLS or by another host of the domain.
-pub(crate) fn cookie_name(tls: bool, port: Option<&str>) -> String {
+pub(crate) fn cookie_name(base: &str, tls: bool, port: Option<&str>) -> String {
     let prefix = if tls { "__Host-" } else { "" };
     match port {
-        Some(port) => format!("{prefix}{COOKIE}_{port}"),
-        None => format!("{prefix}{COOKIE}"),
+        Some(port) => format!("{prefix}{base}_{port}"),
+        None => format!("{prefix}{base}"),
     }
 }
 
@@ -46,11 +45,6 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Whether this is the CSRF token of the session. Compares in constant time.
-    pub(crate) fn has_csrf(&self, token: &str) -> bool {
-        self.csrf.as_bytes().ct_eq(token.as_bytes()).into()
-    }
-
     /// Resolves when the session has ended: signed out, evicted, or expired.
     pub(crate) async fn closed(&self) {
         tokio::select! {
@@ -65,11 +59,11 @@ impl Sessions {
         self.0.lock().expect("the lock on the sessions is never poisoned")
     }
 
-    /// Starts a session. Returns the cookie value and the CSRF token.
-    pub(crate) fn begin(&self, name: &str, role: Role) -> (String, String) {
-        let (cookie, csrf) = (random_text(), random_text());
+    /// Starts a session. Returns the cookie value and the session.
+    pub(crate) fn begin(&self, name: &str, role: Role) -> (String, Session) {
+        let cookie = random_text();
         let (began, ended) = (Instant::now(), CancellationToken::new());
-        let session = Session { name: name.to_owned(), role, csrf: csrf.clone(), began, ended };
+        let session = Session { name: name.to_owned(), role, csrf: random_text(), began, ended };
         let mut sessions = self.lock();
         sessions.retain(|_, session| session.began.elapsed() < SESSION_LIFETIME);
         if sessions.len() >= MAX_SESSIONS
@@ -78,8 +72,8 @@ impl Sessions {
         {
             session.ended.cancel();
         }
-        sessions.insert(digest(&cookie), session);
-        (cookie, csrf)
+        sessions.insert(digest(&cookie), session.clone());
+        (cookie, session)
     }
 
     pub(crate) fn find(&self, cookie: &str) -> Option<Session> {
@@ -107,9 +101,9 @@ mod tests {
     #[test]
     fn a_session_is_found_by_its_cookie_until_it_ends() {
         let sessions = Sessions::default();
-        let (cookie, csrf) = sessions.begin("ops", Role::Operate);
+        let (cookie, begun) = sessions.begin("ops", Role::Operate);
         let session = sessions.find(&cookie).unwrap();
-        assert!(session.has_csrf(&csrf) && !session.has_csrf("") && !session.has_csrf(&cookie));
+        assert!(session.csrf == begun.csrf && session.csrf != cookie);
         assert!(sessions.find("other").is_none());
         sessions.end(&cookie);
         assert!(sessions.find(&cookie).is_none());
@@ -130,12 +124,12 @@ mod tests {
     fn the_cookie_is_found_among_others() {
         assert_eq!(cookie_of("a=1; outbox_session=xyz; b=2", COOKIE), Some("xyz"));
         assert_eq!(cookie_of("not_outbox_session=xyz", COOKIE), None);
-        let named = cookie_name(false, Some("8080"));
+        let named = cookie_name(COOKIE, false, Some("8080"));
         assert_eq!(
             cookie_of("outbox_session_80=a; outbox_session_8080=b; outbox_session=c", &named),
             Some("b")
         );
-        assert_eq!(cookie_name(true, None), "__Host-outbox_session");
+        assert_eq!(cookie_name(COOKIE, true, None), "__Host-outbox_session");
     }
 
     #[tokio::test(start_paused = true)]

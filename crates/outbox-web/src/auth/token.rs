@@ -15,7 +15,7 @@ use crate::builder::BuildError;
 /// Minimum length of a secret, in characters.
 pub(crate) const MIN_SECRET_LEN: usize = 16;
 
-/// Permissions of a token. Each role includes the permissions of the roles before it.
+/// Permissions of a caller. Each role includes the permissions of the roles before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {

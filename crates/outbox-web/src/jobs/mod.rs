@@ -93,7 +93,7 @@ pub(crate) struct JobView {
     kind: &'static str,
     /// The database that the job works on.
     database: String,
-    /// The name of the token that started the job.
+    /// The name of the token, or of the application's user, that started the job.
     actor: String,
     /// The state of the job.
     state: JobState,

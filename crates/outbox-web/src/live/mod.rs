@@ -37,15 +37,15 @@ const STALE_AFTER: Duration = Duration::from_secs(10);
 /// Maximum number of open streams.
 const MAX_STREAMS: usize = 64;
 
-/// Maximum number of open streams per token, including its sessions: one token must not use up the
-/// streams of all others.
-const MAX_STREAMS_PER_TOKEN: usize = 16;
+/// Maximum number of open streams per caller (a token with its sessions, or a user of the
+/// application): one caller must not use up the streams of all others.
+const MAX_STREAMS_PER_CALLER: usize = 16;
 
 /// Live samples, by database.
 pub(crate) struct Live {
     channels: Mutex<HashMap<String, Arc<Channel>>>,
     permits: Arc<Semaphore>,
-    /// Permits of each token that has opened a stream.
+    /// Permits of each caller with an open stream, by name.
     by_caller: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct LiveStream {
     pub(crate) permit: StreamPermit,
 }
 
-/// Permit for a stream, among all streams and among those of one token. Released on drop.
+/// Permit for a stream, among all streams and among those of one caller. Released on drop.
 pub(crate) struct StreamPermit {
     _of_all: OwnedSemaphorePermit,
     _of_caller: OwnedSemaphorePermit,
@@ -88,7 +88,7 @@ impl Live {
         channels.entry(database.to_owned()).or_insert_with(new).clone()
     }
 
-    /// Acquires the permit for a stream of the token with this name.
+    /// Acquires the permit for a stream of the caller with this name.
     fn permit(&self, caller: &str) -> ApiResult<StreamPermit> {
         let too_many = |detail: String| {
             Problem::new(Kind::TooMany, detail)
@@ -97,11 +97,13 @@ impl Live {
         };
         let of_caller = {
             let mut callers = self.by_caller.lock().expect("the lock on the permits is never poisoned");
-            let new = || Arc::new(Semaphore::new(MAX_STREAMS_PER_TOKEN));
-            callers.entry(caller.to_owned()).or_insert_with(new).clone()
+            // An application may name any number of callers over time.
+            callers.retain(|_, permits| permits.available_permits() < MAX_STREAMS_PER_CALLER);
+            let new = || Arc::new(Semaphore::new(MAX_STREAMS_PER_CALLER));
+            callers.entry(caller.to_owned()).or_insert_with(new).clone().try_acquire_owned()
         };
-        let of_caller = of_caller.try_acquire_owned().map_err(|_| {
-            too_many(format!("{MAX_STREAMS_PER_TOKEN} streams with the token `{caller}` are already open"))
+        let of_caller = of_caller.map_err(|_| {
+            too_many(format!("{MAX_STREAMS_PER_CALLER} streams of `{caller}` are already open"))
         })?;
         let of_all = self.permits.clone().try_acquire_owned();
         let of_all = of_all.map_err(|_| too_many(format!("{MAX_STREAMS} streams are already open")))?;
@@ -195,5 +197,24 @@ async fn sample(channel: Arc<Channel>, databases: DatabaseSources, name: String)
         }
         let store = databases.resolve(Some(&name)).ok().map(|database| database.store);
         channel.publish(sampler.sample(store).await);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callers_without_a_stream_are_forgotten() {
+        let live = Live::default();
+        let kept = live.permit("ada").unwrap();
+        for n in 0..1_000 {
+            drop(live.permit(&format!("user {n}")).unwrap());
+        }
+        assert!(live.by_caller.lock().unwrap().len() <= 2);
+        let more: Vec<_> = (1..MAX_STREAMS_PER_CALLER).map(|_| live.permit("ada").unwrap()).collect();
+        assert!(live.permit("ada").is_err(), "the open stream still counts");
+        drop((kept, more));
+        assert!(live.permit("ada").is_ok());
     }
 }

@@ -46,7 +46,7 @@ pub(crate) struct EntryView {
     id: i64,
     /// When the action started.
     at: DateTime<Utc>,
-    /// The name of the token.
+    /// The name of the token, or of the application's user.
     actor: String,
     /// The interface: `api`, `cli`, …
     via: String,

@@ -72,7 +72,7 @@ pub(crate) async fn stop(
 /// A 202 response with the path of the job.
 pub(crate) fn accepted(OriginalUri(uri): &OriginalUri, job: &Job) -> Response {
     // The application may have mounted the router below a path.
-    let prefix = uri.path().split("/api/outbox/").next().unwrap_or_default();
+    let prefix = uri.path().rsplit_once("/api/outbox/").map_or("", |(prefix, _)| prefix);
     let location = format!("{prefix}/api/outbox/jobs/{}", job.id());
     let location = HeaderValue::from_str(&location).unwrap_or(HeaderValue::from_static("/api/outbox/jobs"));
     (StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(job.view())).into_response()

@@ -27,7 +27,13 @@ use utoipa_axum::routes;
 use crate::auth::guard::require;
 use crate::auth::token::Role;
 use crate::openapi;
+use crate::problem::Problem;
 use crate::state::Shared;
+
+/// Answers a path without a route.
+pub(crate) async fn not_found() -> Problem {
+    Problem::not_found("path not found").advice("/api/openapi.json lists all paths.")
+}
 
 /// Router of everything below `/api`, and its OpenAPI document.
 pub(crate) fn all() -> (Router<Shared>, OpenApi) {

@@ -16,7 +16,7 @@ use tokio::sync::broadcast::error::RecvError;
 use utoipa::{IntoParams, ToSchema};
 
 use super::nodes::{TaskErrorView, failing};
-use crate::auth::Caller;
+use crate::auth::{Caller, Credential};
 use crate::extract::{DatabaseQuery, Params, find_database};
 use crate::live::{COUNT_LIMIT, LiveStream, OverviewView, Point, Tick};
 use crate::problem::ApiResult;
@@ -179,7 +179,9 @@ fn merge_types(
 /// Open a live stream
 ///
 /// Server-sent events: first `history`, the last 15 minutes as an array of points, then `tick`
-/// every second. The stream of a session ends with the session.
+/// every second. The stream of a session ends with the session. The stream of a user of the
+/// application ends after five minutes, with the event `renew`: the next request shows whether the
+/// user still has access.
 #[utoipa::path(get, path = "/outbox/live", tag = "overview", params(DatabaseQuery),
     responses((status = 200, description = "A stream of samples", content_type = "text/event-stream", body = Tick)))]
 pub(crate) async fn live(
@@ -203,17 +205,50 @@ pub(crate) async fn live(
             }
         }
     });
-    // Tokens are valid as long as the process runs.
-    let session_end = async move {
-        match caller.session {
-            Some(session) => session.closed().await,
-            None => std::future::pending().await,
+    let all = while_accepted(stream::StreamExt::chain(first, rest), caller.credential);
+    Ok(Sse::new(all).keep_alive(KeepAlive::new().interval(Duration::from_secs(5))))
+}
+
+/// Time after which a stream of the application's user ends: only a new request shows whether the
+/// application still accepts the user.
+const RENEWAL: Duration = Duration::from_secs(5 * 60);
+
+/// Ends a stream when its caller is no longer known to be accepted.
+fn while_accepted(
+    events: impl Stream<Item = Result<Event, Infallible>>,
+    credential: Credential,
+) -> impl Stream<Item = Result<Event, Infallible>> {
+    let is_renewed = matches!(credential, Credential::Application(_));
+    let end = async move {
+        match credential {
+            // Tokens are valid as long as the process runs.
+            Credential::Token => std::future::pending().await,
+            Credential::Session(session) => session.closed().await,
+            Credential::Application(_) => tokio::time::sleep(RENEWAL).await,
         }
     };
-    let all = stream::StreamExt::take_until(stream::StreamExt::chain(first, rest), Box::pin(session_end));
-    Ok(Sse::new(all).keep_alive(KeepAlive::new().interval(Duration::from_secs(5))))
+    let renew = is_renewed.then(|| Ok(Event::default().event("renew").data("{}")));
+    let events = stream::StreamExt::take_until(events, Box::pin(end));
+    stream::StreamExt::chain(events, stream::iter(renew))
 }
 
 fn sse_event(name: &str, what: &impl Serialize) -> Event {
     Event::default().event(name).data(serde_json::to_string(what).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_of_the_applications_user_is_renewed_after_five_minutes() {
+        let pending = || stream::pending::<Result<Event, Infallible>>();
+        let began = tokio::time::Instant::now();
+        let events = while_accepted(pending(), Credential::Application(None));
+        let count = tokio::time::timeout(RENEWAL * 2, stream::StreamExt::count(events)).await;
+        assert_eq!(count, Ok(1), "the event `renew`");
+        assert_eq!(began.elapsed(), RENEWAL);
+        let mut of_token = Box::pin(while_accepted(pending(), Credential::Token));
+        assert!(tokio::time::timeout(RENEWAL * 100, stream::StreamExt::next(&mut of_token)).await.is_err());
+    }
 }

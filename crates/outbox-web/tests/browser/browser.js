@@ -33,21 +33,27 @@ export async function newContext(browser, options) {
   return context;
 }
 
-/** A signed-in page. `seen` records errors on the page; `check` fails the test if there are any. */
-export async function signIn(browser, { token = TOKEN, width = 1440, height = 900 } = {}) {
+/** A page that records errors, dialogs and requests to other hosts; `check` fails the test if there are any. */
+export async function watched(browser, { base = BASE, width = 1440, height = 900 } = {}) {
   const context = await newContext(browser, { viewport: { width, height } });
   const page = await context.newPage();
   const seen = { errors: [], elsewhere: [], dialogs: [] };
   page.on("console", message => { if (message.type() === "error") seen.errors.push(message.text()); });
   page.on("pageerror", error => seen.errors.push(error.message));
   page.on("dialog", dialog => { seen.dialogs.push(dialog.message()); dialog.dismiss(); });
-  context.on("request", request => { if (new URL(request.url()).origin !== new URL(BASE).origin) seen.elsewhere.push(request.url()); });
-  await page.goto(`${BASE}#token=${encodeURIComponent(token)}`);
-  await page.getByRole("heading", { name: "Overview", level: 1 }).waitFor();
+  context.on("request", request => { if (new URL(request.url()).origin !== new URL(base).origin) seen.elsewhere.push(request.url()); });
   const check = () => {
     assert.deepEqual(seen, { errors: [], elsewhere: [], dialogs: [] });
   };
   return { context, page, seen, check };
+}
+
+/** A page that is signed in with a token. */
+export async function signIn(browser, { token = TOKEN, ...size } = {}) {
+  const watching = await watched(browser, size);
+  await watching.page.goto(`${BASE}#token=${encodeURIComponent(token)}`);
+  await watching.page.getByRole("heading", { name: "Overview", level: 1 }).waitFor();
+  return watching;
 }
 
 /** Opens a view, and waits until it has content. */

@@ -11,6 +11,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { promisify } from "node:util";
 
 const BIN = resolve(process.env.OUTBOX_BIN ?? "../../../../target/debug/outbox");
+const MOUNTED = resolve(process.env.OUTBOX_MOUNTED ?? "../../../../target/debug/examples/mounted");
 const TOKENS = { admin: "the-admin-of-the-browser-tests", read: "a-reader-of-the-browser-tests" };
 const run = promisify(execFile);
 
@@ -19,12 +20,15 @@ const database = `sqlite:${join(folder, "shop.db")}`;
 const receiver = await receive();
 const relay = await startRelay();
 const port = await listening();
+const shop = spawn(MOUNTED, ["127.0.0.1:0"], { stdio: ["ignore", "pipe", "inherit"] });
+const mounted = startOf(shop);
+mounted.catch(() => {});
 let code = 1;
 try {
   await ready();
   await seed();
   let over = false;
-  const testing = tests().finally(() => { over = true; });
+  const testing = tests(await mounted).finally(() => { over = true; });
   while (!over) {
     await send("browser.traffic", { at: Date.now() }).catch(() => {});
     await sleep(400);
@@ -32,8 +36,9 @@ try {
   code = await testing;
 } finally {
   relay.kill("SIGTERM");
+  shop.kill("SIGINT");
   receiver.close();
-  await new Promise(done => relay.once("exit", done));
+  await Promise.all([relay, shop].map(ended));
   await rm(folder, { recursive: true, force: true });
 }
 process.exit(code);
@@ -104,6 +109,22 @@ function listening() {
   });
 }
 
+/** The URL of the application with the mounted dashboard: its first line. */
+function startOf(shop) {
+  return new Promise((done, failed) => {
+    shop.once("error", failed);
+    shop.once("exit", exit => failed(new Error(`the example mounted ended with ${exit}`)));
+    createInterface({ input: shop.stdout }).on("line", line => {
+      if (line.startsWith("http://")) done(line);
+    });
+  });
+}
+
+/** Waits until a process has ended. */
+async function ended(child) {
+  if (child.exitCode === null && child.signalCode === null) await new Promise(done => child.once("exit", done));
+}
+
 /** Waits until a condition holds. */
 async function until(what, condition) {
   const end = Date.now() + 120_000;
@@ -147,8 +168,8 @@ async function dead() {
   return (await answer.json()).dead?.count ?? 0;
 }
 
-function tests() {
-  const env = { ...process.env, OUTBOX_WEB_URL: `http://127.0.0.1:${port}/`, OUTBOX_WEB_TOKEN: TOKENS.admin, OUTBOX_WEB_READ_TOKEN: TOKENS.read };
+function tests(mountedUrl) {
+  const env = { ...process.env, OUTBOX_WEB_MOUNTED_URL: mountedUrl, OUTBOX_WEB_URL: `http://127.0.0.1:${port}/`, OUTBOX_WEB_TOKEN: TOKENS.admin, OUTBOX_WEB_READ_TOKEN: TOKENS.read };
   const child = spawn(process.execPath, ["--test", "--test-concurrency=1", ...process.argv.slice(2)], { env, stdio: "inherit" });
   return new Promise(done => child.once("exit", exit => done(exit ?? 1)));
 }

@@ -131,7 +131,7 @@ impl TestServer {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let app = web.router().into_make_service_with_connect_info::<SocketAddr>();
+        let app = web.standalone().into_make_service_with_connect_info::<SocketAddr>();
         let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         let client = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build().unwrap();
         Self { url, store, web, client, server, folder }

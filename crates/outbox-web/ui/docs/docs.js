@@ -20,8 +20,12 @@ async function load(headers) {
       form.hidden = true;
       return show(await answer.json());
     }
-    form.hidden = false;
-    if (headers.authorization) problem.textContent = (await answer.json()).detail;
+    const { type, detail } = await answer.json();
+    // A token is of no use where the application identifies its users.
+    const isOfApplication = type.endsWith(":no-access");
+    form.hidden = isOfApplication;
+    document.getElementById("refused").textContent = isOfApplication ? detail : "";
+    if (headers.authorization) problem.textContent = detail;
   } catch {
     form.hidden = false;
     problem.textContent = "The server does not respond.";

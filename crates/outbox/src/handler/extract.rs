@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{Context, Failure, States};
 use crate::error::{Error, Result};
-use crate::event::{Event, GLOBAL, Message};
+use crate::event::{Event, FromEvent, GLOBAL};
 use crate::relay::tx_dispatch::TxDispatch;
 
 /// Argument of a [handler](super::Handler), created from the event that is handled. An argument
@@ -16,7 +16,7 @@ use crate::relay::tx_dispatch::TxDispatch;
 ///
 /// | argument | value |
 /// | --- | --- |
-/// | a [`Message`] of yours | the payload |
+/// | a [`Message`](crate::Message) of yours, or an enum of them | the payload |
 /// | [`Context`] | the event and the facts of this attempt |
 /// | [`Event`] | the event alone |
 /// | [`State<T>`](State) | a value given to the relay with [`state`](crate::RelayBuilder::state) |
@@ -46,7 +46,7 @@ use crate::relay::tx_dispatch::TxDispatch;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be an argument of a handler on a relay of `{D}`",
     label = "not an argument of a handler",
-    note = "arguments are a type that implements `outbox::Message` (with `serde::Deserialize`), `Context`, `Event`, `State<T>`, `Header<T>`, `HandlerTx<DB>` with the database of the outbox, and types that implement `FromContext`"
+    note = "arguments are a type that derives or implements `outbox::Message` (with `serde::Serialize` and `serde::Deserialize`), `Context`, `Event`, `State<T>`, `Header<T>`, `HandlerTx<DB>` with the database of the outbox, and types that implement `FromContext`"
 )]
 pub trait FromContext<D>: Sized + Send {
     /// The event types that this argument is read from, if it is a message.
@@ -97,12 +97,12 @@ fn no_state(name: &str) -> String {
     format!("a handler takes `State<{name}>`, but the relay has no such state: add `.state(…)` to it")
 }
 
-impl<M: Message, D> FromContext<D> for M {
-    const TYPES: &'static [&'static str] = &[M::TYPE];
+impl<M: FromEvent, D> FromContext<D> for M {
+    const TYPES: &'static [&'static str] = M::TYPES;
     const AGGREGATE_TYPE: &'static str = M::AGGREGATE_TYPE;
 
     async fn from_context(cx: &Context) -> Result<Self, Failure> {
-        Ok(cx.payload()?)
+        Ok(M::from_event(cx)?)
     }
 }
 

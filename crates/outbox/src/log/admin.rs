@@ -31,7 +31,7 @@ use crate::store::SharedStore;
 ///     println!("{} is {}, {} positions behind", lag.id, lag.status, lag.behind);
 /// }
 /// admin.pause("KafkaPublisher").await?;                                   // in all topics
-/// assert_eq!(admin.pair("wallet-events", "KafkaPublisher").await?.status, SubscriptionStatus::Paused);
+/// assert_eq!(admin.subscription("wallet-events", "KafkaPublisher").await?.status, SubscriptionStatus::Paused);
 ///
 /// admin.reset("wallet-events", "KafkaPublisher", Position::START).await?; // everything again
 /// admin.resume_in("wallet-events", "KafkaPublisher").await?;

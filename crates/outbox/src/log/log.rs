@@ -61,6 +61,8 @@ const PAGE: usize = 1_000;
 /// however differently the conditions are worded. Unrelated appends do not wait.
 /// [`Condition::once`] carries out a repeated request only once.
 ///
+/// [`decide`](Log::decide) is all of this in one call, and decides again after a conflict.
+///
 /// In a transaction of yours, beside your own tables, use [`Tx::append`], [`Tx::append_if`] and
 /// [`Tx::project`], or [`append_on`](Log::append_on) for a transaction that sqlx controls.
 pub struct Log<DB: Database> {
@@ -88,7 +90,7 @@ pub struct Projection<S> {
     pub state: S,
     /// All matching events up to here have been read.
     pub position: Position,
-    query: Query,
+    pub(super) query: Query,
 }
 
 impl<S> Projection<S> {
@@ -111,7 +113,10 @@ impl<DB: Database> Outbox<DB> {
     }
 
     /// Builds the events of an append. Writer hooks apply to the queue only.
-    fn prepare_for_log<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<Event>> {
+    pub(super) fn prepare_for_log<E: IntoEvent>(
+        &self,
+        events: impl IntoIterator<Item = E>,
+    ) -> Result<Vec<Event>> {
         let limit = self.max_payload();
         let made = events.into_iter().map(|event| event.into_event(limit).and_then(for_the_log));
         let events = made.collect::<Result<Vec<Event>, EventError>>()?;
@@ -142,6 +147,10 @@ fn readable(stored: Vec<StoredLogEvent>) -> Result<Vec<LogEvent>> {
 }
 
 impl<DB: Database> Log<DB> {
+    pub(super) fn outbox(&self) -> &Outbox<DB> {
+        &self.outbox
+    }
+
     /// Appends events in this order, all of them or none. Returns their positions.
     ///
     /// Every event type can be appended: an [`EventBuilder`](crate::EventBuilder), or a
@@ -176,7 +185,11 @@ impl<DB: Database> Log<DB> {
         events: impl IntoIterator<Item = E>,
         condition: Condition,
     ) -> Result<Appended> {
-        let events = self.outbox.prepare_for_log(events)?;
+        self.append_built(self.outbox.prepare_for_log(events)?, condition).await
+    }
+
+    /// Appends events that were [prepared](Outbox::prepare_for_log).
+    pub(super) async fn append_built(&self, events: Vec<Event>, condition: Condition) -> Result<Appended> {
         let store = self.outbox.store();
         let appended = log_of(&*store)?.append(&events, &condition).await?;
         log_appended(store.name(), &events, &appended);
@@ -242,12 +255,22 @@ impl<DB: Database> Log<DB> {
         initial: S,
         mut fold: impl FnMut(S, &LogEvent) -> S,
     ) -> Result<Projection<S>> {
-        let position = self.settled(&query).await?;
-        let (mut state, mut after) = (initial, Position::START);
-        while after < position {
-            let events = self.read_upto(&query, after, Some(position), PAGE).await?;
-            state = events.iter().fold(state, &mut fold);
-            after = next(&events, position);
+        let start = Projection { state: initial, position: Position::START, query };
+        self.project_further(start, &mut fold).await
+    }
+
+    /// Folds the matching events that were appended since a projection.
+    pub(super) async fn project_further<S>(
+        &self,
+        projection: Projection<S>,
+        fold: &mut impl FnMut(S, &LogEvent) -> S,
+    ) -> Result<Projection<S>> {
+        let Projection { mut state, mut position, query } = projection;
+        let end = self.settled(&query).await?;
+        while position < end {
+            let events = self.read_upto(&query, position, Some(end), PAGE).await?;
+            state = events.iter().fold(state, &mut *fold);
+            position = next(&events, end);
         }
         Ok(Projection { state, position, query })
     }
@@ -314,8 +337,17 @@ impl<DB: Database> Tx<'_, DB> {
         events: impl IntoIterator<Item = E>,
         condition: Condition,
     ) -> Result<Appended> {
+        let events = self.outbox().prepare_for_log(events)?;
+        self.append_built(events, condition).await
+    }
+
+    /// Appends events that were [prepared](Outbox::prepare_for_log).
+    pub(super) async fn append_built(
+        &mut self,
+        events: Vec<Event>,
+        condition: Condition,
+    ) -> Result<Appended> {
         let outbox = self.outbox().clone();
-        let events = outbox.prepare_for_log(events)?;
         self.is_whole()?;
         self.appending();
         let appended = outbox.sql_store().append_on(self.connection(), &events, &condition).await;
@@ -368,9 +400,20 @@ impl<DB: Database> Tx<'_, DB> {
 
     /// Matching events of the [log](Log) that this transaction sees: see [`Log::read`].
     pub async fn read_log(&mut self, query: &Query, after: Position, limit: usize) -> Result<Vec<LogEvent>> {
+        self.read_log_as(query, after, limit, false).await
+    }
+
+    /// `current`: includes events that were committed after the transaction began.
+    pub(super) async fn read_log_as(
+        &mut self,
+        query: &Query,
+        after: Position,
+        limit: usize,
+        current: bool,
+    ) -> Result<Vec<LogEvent>> {
         let outbox = self.outbox().clone();
         let range = Range { after, upto: None, limit };
-        let read = outbox.sql_store().read_on(self.connection(), query, range, false).await;
+        let read = outbox.sql_store().read_on(self.connection(), query, range, current).await;
         readable(read.inspect_err(|error| self.write_failed(error))?)
     }
 }

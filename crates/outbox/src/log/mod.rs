@@ -7,11 +7,13 @@
 //! | `topic`, `publisher`, `subscription` | [`Topic`], [`Publisher`], [`Subscription`]: which events are published where |
 //! | `publishers` | [`TracingPublisher`], [`StatisticsPublisher`], [`LatchPublisher`]: publishers without a broker |
 //! | `log` | [`Log`], [`Projection`]: appending, reading, deciding |
+//! | `decide` | [`Decision`], [`Decided`], [`DecideError`]: projecting, deciding and appending in one call |
 //! | `watermark` | [`Watermark`]: the position up to which the log is complete, for publishers |
 //! | `admin` | [`LogAdmin`]: inspecting, pausing, resuming and resetting subscriptions |
 //! | `store` | [`LogStore`]: the port through which the log uses a database |
 
 mod admin;
+mod decide;
 #[expect(clippy::module_inception, reason = "the log itself")]
 mod log;
 mod pacing;
@@ -28,6 +30,7 @@ mod watermark;
 use std::ops::Deref;
 
 pub use admin::{Lag, LogAdmin};
+pub use decide::{DecideError, Decided, Decision};
 pub use log::{Log, MAX_APPEND, Projection};
 pub(crate) use pacing::{Pace, PacingSettings};
 pub use publisher::{EventResult, Outgoing, PublishError, Publisher, Unavailable};

@@ -733,22 +733,42 @@ pub(crate) fn names_of<DB: Dialect>(options: &StoreOptions) -> Result<Names> {
     Names::new(options.schema.as_deref(), &options.table, DB::QUOTE)
 }
 
-/// The whole schema as one script, with the names filled in.
-pub(crate) fn migration_script<DB: Dialect>(options: &StoreOptions) -> Result<String> {
+/// Fails unless the tables have this version: the column rejects NULL.
+const ASSERT_VERSION: &str = "INSERT INTO {version} (version) \
+    SELECT NULL FROM (SELECT count(*) AS matching FROM {version} WHERE version = $1) v WHERE v.matching = 0";
+
+/// The statements that upgrade the tables from a version to the newest one, as one script with the
+/// names filled in. Version 0 has no tables.
+pub(crate) fn migration_script<DB: Dialect>(options: &StoreOptions, from: i64) -> Result<String> {
     let names = names_of::<DB>(options)?;
+    let newest = super::migrate::newest_version::<DB>();
+    let missing = usize::try_from(from).ok().and_then(|from| DB::MIGRATIONS.get(from..));
+    let Some(missing) = missing else {
+        return Err(Error::UnknownSchemaVersion { version: from, newest });
+    };
+    if missing.is_empty() {
+        return Ok(format!("-- nothing to upgrade: {newest} is the newest version of the tables\n"));
+    }
     let mut script = String::new();
-    for (i, migration) in DB::MIGRATIONS.iter().enumerate() {
-        script.push_str(&format!("-- version {}\n", i + 1));
+    let filled_in = |template: &str, value: i64| {
+        render(template, &names, &DB::fragment).replace("$1", &value.to_string())
+    };
+    if from > 0 {
+        script.push_str(&format!("-- fails if the tables do not have version {from}\n"));
+        script.push_str(&filled_in(ASSERT_VERSION, from));
+        script.push_str(";\n");
+    }
+    for (version, migration) in (from + 1..).zip(missing) {
+        script.push_str(&format!("-- version {version}\n"));
         script.push_str(&render(migration, &names, &DB::fragment));
         script.push('\n');
     }
-    script.push_str(&render(super::statements::MAKE_VERSION, &names, &DB::fragment));
-    script.push_str(";\n");
-    let mark = render(super::statements::PUT_VERSION, &names, &DB::fragment);
-    script.push_str(&render(super::statements::CLEAR_VERSION, &names, &DB::fragment));
-    script.push_str(";\n");
-    script.push_str(&mark.replace("$1", &DB::MIGRATIONS.len().to_string()));
-    script.push_str(";\n");
+    for template in
+        [super::statements::MAKE_VERSION, super::statements::CLEAR_VERSION, super::statements::PUT_VERSION]
+    {
+        script.push_str(&filled_in(template, newest));
+        script.push_str(";\n");
+    }
     if let Some(trigger) = DB::ORDER_TRIGGER {
         let drop = render("DROP TRIGGER IF EXISTS {order_trigger};\n", &names, &DB::fragment);
         script.push_str(&drop);

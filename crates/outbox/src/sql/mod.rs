@@ -233,15 +233,42 @@ impl StoreOptions {
     }
 }
 
-/// Statements that create the tables, as text: for applications with their own migrations.
+/// Statements that create the tables, as text: for applications with their own migrations. Those
+/// that upgrade existing tables are [`migration_sql_from`].
 pub fn migration_sql(kind: DatabaseKind, options: &StoreOptions) -> Result<String> {
+    migration_sql_from(kind, options, 0)
+}
+
+/// Statements that upgrade the tables from this version to the one of this build, as text: for the
+/// next file among an application's own migrations. Version 0 is a database without the tables.
+///
+/// ```
+/// # #[cfg(feature = "postgres")] fn main() -> outbox::Result<()> {
+/// use outbox::{DatabaseKind, Error, StoreOptions, migration_sql_from};
+///
+/// let options = StoreOptions::default();
+/// let script = migration_sql_from(DatabaseKind::Postgres, &options, 9)?;
+/// assert!(script.contains("-- version 10") && !script.contains("-- version 9"));
+///
+/// let unknown = migration_sql_from(DatabaseKind::Postgres, &options, 999);
+/// assert!(matches!(unknown, Err(Error::UnknownSchemaVersion { version: 999, .. })));
+/// # Ok(()) }
+/// # #[cfg(not(feature = "postgres"))] fn main() {}
+/// ```
+///
+/// The script changes nothing and fails if the tables have another version (in MySQL: in strict
+/// mode, which is the default). From the newest version it is a comment. A version that does not
+/// exist, or that this build does not know yet, is [`Error::UnknownSchemaVersion`].
+///
+/// [`Error::UnknownSchemaVersion`]: crate::Error::UnknownSchemaVersion
+pub fn migration_sql_from(kind: DatabaseKind, options: &StoreOptions, version: i64) -> Result<String> {
     match kind {
         #[cfg(feature = "sqlite")]
-        DatabaseKind::Sqlite => dialect::migration_script::<sqlx::Sqlite>(options),
+        DatabaseKind::Sqlite => dialect::migration_script::<sqlx::Sqlite>(options, version),
         #[cfg(feature = "postgres")]
-        DatabaseKind::Postgres => dialect::migration_script::<sqlx::Postgres>(options),
+        DatabaseKind::Postgres => dialect::migration_script::<sqlx::Postgres>(options, version),
         #[cfg(feature = "mysql")]
-        DatabaseKind::MySql => dialect::migration_script::<sqlx::MySql>(options),
+        DatabaseKind::MySql => dialect::migration_script::<sqlx::MySql>(options, version),
     }
 }
 

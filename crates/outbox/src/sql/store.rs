@@ -932,10 +932,16 @@ impl<DB: Database> SqlStore<DB> {
 
     /// The statements that create the tables, as text.
     pub fn migration_sql(&self) -> Result<String> {
+        self.migration_sql_from(0)
+    }
+
+    /// The statements that upgrade the tables from this version, as text: see
+    /// [`migration_sql_from`](crate::migration_sql_from).
+    pub fn migration_sql_from(&self, version: i64) -> Result<String> {
         let names = &self.sql.names;
         let options =
             StoreOptions { schema: names.schema.clone(), ..StoreOptions::default().table(&names.table) };
-        migration_script::<DB>(&options)
+        migration_script::<DB>(&options, version)
     }
 
     /// Closes all connections.
