@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use common::{Backend, Poll, TestDb};
 use crashing::{Role, survive};
-use outbox::{Context, Event, Failure, HandlerTx, Outbox, OutboxBuilder, Outcome};
+use outbox::{Context, Event, Failure, HandlerTx, Outbox, OutboxBuilder};
 use rand::seq::SliceRandom as _;
 use sqlx::{MySql, Postgres, Sqlite};
 
