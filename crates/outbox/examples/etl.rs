@@ -98,7 +98,7 @@ async fn transform(Transform { run }: Transform, _: Context, tx: &mut Tx<'_, Sql
         .if_failed(Alert { run })
         .group(group(run))
         .metadata("load")
-        .write(tx) // the loads exist if, and only if, the transformation is committed
+        .write() // the loads exist if, and only if, the transformation is committed
         .await?;
     Ok(())
 }

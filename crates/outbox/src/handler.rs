@@ -411,7 +411,7 @@ pub trait Interceptor: Send + Sync + 'static {
 ///
 /// let outbox = Outbox::sqlite(":memory:").await?;
 /// # outbox.migrate().await?;
-/// let id = outbox.send(Event::new("order.refunded").json(&42)).await?.expect("it has no deduplication key");
+/// let id = outbox.send(Event::new("order.refunded").json(&42)).await?.id;
 ///
 /// // A relay of the shop leaves it pending.
 /// let shop = outbox.multi_node().on_type("order.placed", async |_: Context| { /* … */ }).start().await?;

@@ -204,9 +204,9 @@ on_every_database! {
 
     /// One INSERT, and no statement reads or changes the table after the commit.
     async fn without_a_relay_no_statement_follows_a_commit(|db|) {
-        let (id, statements) = counted(&db, db.outbox.send(numbered("e", 1))).await;
+        let (written, statements) = counted(&db, db.outbox.send(numbered("e", 1))).await;
         assert_eq!(statements, 1);
-        let before = counted(&db, async { Ok(db.find(&id.unwrap()).await) }).await;
+        let before = counted(&db, async { Ok(db.find(&written.id).await) }).await;
         assert_eq!((before.0.status, before.0.attempts, before.0.lease), (Status::New, 0, None));
         let (_, later) = counted(&db, async { Ok(db.find(before.0.event.as_ref().unwrap().id()).await) }).await;
         assert_eq!(later, before.1, "only the query of the test itself");

@@ -266,9 +266,9 @@ async fn a_handler_for_another_database_is_refused_at_start() {
     }
     let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
     let error = db.outbox.multi_node().tx_handler("__GLOBAL__", "n", Nothing).start().await.unwrap_err();
-    assert!(matches!(&error, Error::Setting(text) if text.contains("PostgreSQL")), "{error}");
+    assert!(matches!(&error, Error::Setting { reason, .. } if reason.contains("PostgreSQL")), "{error}");
     let store = RelayBuilder::multi_node(db.outbox.store()).tx_handler("__GLOBAL__", "n", Nothing);
-    assert!(matches!(store.start().await, Err(Error::Setting(_))));
+    assert!(matches!(store.start().await, Err(Error::Setting { .. })));
 }
 
 /// SQLite has one writer, and while the handler is that writer leadership cannot be renewed, and no

@@ -593,10 +593,13 @@ async fn run_until_stopped(
     let result = match (engine.supervisor.failure(), stopped) {
         (Some(failed), _) => Err(failed.into()),
         (None, Ok(stopped)) => stopped,
-        (None, Err(panic)) => Err(Error::Store(format!(
-            "the relay panicked while it released its events, which wait until their leases run out: {}",
-            supervise::message(&*panic)
-        ))),
+        (None, Err(panic)) => {
+            let text = format!(
+                "the relay panicked while it released its events, which wait until their leases run out: {}",
+                supervise::message(&*panic)
+            );
+            Err(Error::Store(text.into()))
+        }
     };
     ended.send_replace(true);
     result
