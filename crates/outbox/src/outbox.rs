@@ -28,7 +28,7 @@ use crate::sql::line::Line;
 use crate::sql::{Clock, Database, SqlStore, StoreOptions};
 use crate::store::{SharedStore, Store};
 use crate::tx::{BoundTx, Tx, WrittenBatch};
-use crate::write::{Entry, WriteOutcome, Written};
+use crate::write::{PlaceInBatch, WriteOutcome, Written};
 
 /// A transactional outbox in a database. Cheap to clone; clones are the same outbox.
 ///
@@ -426,8 +426,8 @@ impl<DB: Database> Outbox<DB> {
         Tx::new(tx, self.clone())
     }
 
-    /// Borrows a transaction of sqlx, which stays the caller's: the handle has all methods of [`Tx`],
-    /// but the caller commits. See [`BoundTx`].
+    /// Borrows a transaction of sqlx, which stays the caller's: the handle has all methods of
+    /// [`Tx`], but the caller commits. See [`BoundTx`].
     ///
     /// The outbox does not see the commit, so the events do not take the hot path. The [`Receipt`]
     /// wakes the relay.
@@ -473,8 +473,8 @@ impl<DB: Database> Outbox<DB> {
     }
 
     pub(crate) async fn send_event(&self, event: Event) -> Result<Written> {
-        let (events, entry) = self.prepare_one(event)?;
-        Ok(entry.among(self.send_prepared(events).await?))
+        let (events, place) = self.prepare_one(event)?;
+        Ok(place.among(self.send_prepared(events).await?))
     }
 
     pub(crate) async fn send_events(&self, events: Vec<Event>) -> Result<Vec<Written>> {
@@ -555,11 +555,11 @@ impl<DB: Database> Outbox<DB> {
     }
 
     /// Calls the hooks before a write of one event.
-    pub(crate) fn prepare_one(&self, event: Event) -> Result<(Vec<Event>, Entry)> {
+    pub(crate) fn prepare_one(&self, event: Event) -> Result<(Vec<Event>, PlaceInBatch)> {
         let id = event.id().clone();
         let events = self.prepare(vec![event])?;
-        let place = events.iter().position(|event| *event.id() == id).unwrap_or(0);
-        Ok((events, Entry { id, place }))
+        let index = events.iter().position(|event| *event.id() == id).unwrap_or(0);
+        Ok((events, PlaceInBatch { id, index }))
     }
 
     /// Inserts events, with a lease of this node where they have a slot in its hot queue. `hot`:

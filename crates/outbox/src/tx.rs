@@ -122,8 +122,8 @@ impl<'c, DB: Database> Tx<'c, DB> {
         &self.outbox
     }
 
-    /// Writes an event. Returns its id, and whether it is new, a duplicate by its deduplication key,
-    /// or suppressed by a hook.
+    /// Writes an event. Returns its id, and whether it is new, a duplicate by its deduplication
+    /// key, or suppressed by a hook.
     ///
     /// If a hook replaced the event by others, the result is that of the first one.
     ///
@@ -153,8 +153,8 @@ impl<'c, DB: Database> Tx<'c, DB> {
     }
 
     pub(crate) async fn write_event(&mut self, event: Event) -> Result<Written> {
-        let (events, entry) = self.outbox.prepare_one(event)?;
-        Ok(entry.among(self.write_prepared(events).await?))
+        let (events, place) = self.outbox.prepare_one(event)?;
+        Ok(place.among(self.write_prepared(events).await?))
     }
 
     pub(crate) async fn write_events(&mut self, events: Vec<Event>) -> Result<Vec<Written>> {
@@ -443,9 +443,9 @@ impl<DB: Database> fmt::Debug for Tx<'_, DB> {
 ///
 /// Neither a commit nor a rollback is possible through it, and dropping it does not roll back.
 ///
-/// After [`finish`](BoundTx::finish) and the commit, the [`Receipt`] wakes the relay, and calls hooks
-/// and callbacks. Without a receipt none of them is called, and the events are delivered with the
-/// next poll:
+/// After [`finish`](BoundTx::finish) and the commit, the [`Receipt`] wakes the relay, and calls
+/// hooks and callbacks. Without a receipt none of them is called, and the events are delivered with
+/// the next poll:
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -515,10 +515,10 @@ impl<DB: Database> fmt::Debug for BoundTx<'_, DB> {
 
 /// The events and callbacks of a [`BoundTx`], for the end of its transaction.
 ///
-/// Call [`committed`](Receipt::committed) after the commit, or [`rolled_back`](Receipt::rolled_back)
-/// after a rollback. If the receipt of a nested transaction (a savepoint) is confirmed, that must be
-/// after the commit of the outermost one. A receipt that is dropped calls no hook and no callback,
-/// and committed events are delivered with the next poll.
+/// Call [`committed`](Receipt::committed) after the commit of the transaction, or
+/// [`rolled_back`](Receipt::rolled_back) after its rollback. The end of a nested transaction (a
+/// savepoint) is that of the outermost one, unless it is rolled back alone. A receipt that is
+/// dropped calls no hook and no callback, and committed events are delivered with the next poll.
 #[must_use = "call `committed()` after your commit, or the events wait for the next poll"]
 pub struct Receipt {
     after_end: AfterEnd,

@@ -222,15 +222,15 @@ impl Written {
 }
 
 /// The place of one event among the events that the hooks returned for it.
-pub(crate) struct Entry {
+pub(crate) struct PlaceInBatch {
     pub(crate) id: EventId,
-    pub(crate) place: usize,
+    pub(crate) index: usize,
 }
 
-impl Entry {
+impl PlaceInBatch {
     /// The result for the event, among the results of all that were written for it.
     pub(crate) fn among(self, written: Vec<Written>) -> Written {
-        let own = written.into_iter().nth(self.place);
+        let own = written.into_iter().nth(self.index);
         own.unwrap_or_else(|| Written::new(self.id, WriteOutcome::Suppressed))
     }
 }

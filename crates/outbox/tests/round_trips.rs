@@ -212,6 +212,17 @@ on_every_database! {
         assert_eq!(later, before.1, "only the query of the test itself");
     }
 
+    /// The ids of existing events are read only if an event was a duplicate. MySQL and MariaDB
+    /// cannot return the stored rows of an insert that skips duplicates.
+    async fn a_duplicate_costs_one_more_statement(|db|) {
+        let keyed = |keys: std::ops::Range<u64>| keys.map(|n| numbered("e", n).dedup_key(format!("key-{n}")));
+        let insert = if db.url().starts_with("mysql") { 2 } else { 1 };
+        let (_, statements) = counted(&db, db.outbox.send_all(keyed(0..100))).await;
+        assert_eq!(statements, insert);
+        let (_, statements) = counted(&db, db.outbox.send_all(keyed(50..150))).await;
+        assert_eq!(statements, insert + 1);
+    }
+
     /// OBX-112, 120. However many items it names. A failure is recorded as well: on PostgreSQL in
     /// the same statement, elsewhere in a transaction of two.
     async fn settling_items_is_one_statement(|db|) {

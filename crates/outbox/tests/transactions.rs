@@ -93,6 +93,8 @@ on_every_database! {
         let first = bound.write(numbered("e", 1)).await.unwrap();
         calls.register(&mut bound);
         let more = bound.write_all([numbered("e", 2), numbered("e", 3)]).await.unwrap();
+        let leased = format!("SELECT count(*) FROM {} WHERE locked_by IS NOT NULL", db.table);
+        assert_eq!(DB::number(&mut bound, &leased).await, 0, "on the hot path, whose end is not seen");
         let receipt = bound.finish();
         assert!(receipt.written().eq([&first].into_iter().chain(&more)));
         tx.commit().await.unwrap();
@@ -255,17 +257,20 @@ on_every_database! {
     /// A handle that was moved out of its bound transaction cannot end it.
     async fn a_bound_transaction_is_ended_by_its_caller_alone(|db|) {
         let Some(unrelated) = TestDb::<DB>::new().await else { return };
-        let mut tx = db.outbox.pool().begin().await.unwrap();
-        let mut bound = db.outbox.bind(&mut tx);
-        bound.write(numbered("e", 1)).await.unwrap();
-        let moved = std::mem::replace(&mut *bound, unrelated.outbox.begin().await.unwrap());
-        let refused = moved.commit().await;
-        assert!(matches!(refused, Err(Error::Lifecycle(_))), "{refused:?}");
-        let moved = std::mem::replace(&mut *bound, unrelated.outbox.begin().await.unwrap());
-        moved.rollback().await.unwrap();
-        drop(bound);
-        tx.commit().await.unwrap();
-        assert_eq!(db.status_counts().await.0, 1);
+        let calls = Calls::default();
+        for commit in [true, false] {
+            let mut tx = db.outbox.pool().begin().await.unwrap();
+            let mut bound = db.outbox.bind(&mut tx);
+            bound.write(numbered("e", 1)).await.unwrap();
+            calls.register(&mut bound);
+            let moved = std::mem::replace(&mut *bound, unrelated.outbox.begin().await.unwrap());
+            let refused = if commit { moved.commit().await } else { moved.rollback().await };
+            assert!(matches!(refused, Err(Error::Lifecycle(_))), "{refused:?}");
+            drop(bound);
+            tx.commit().await.unwrap();
+            assert_eq!(calls.take(), [""; 0]);
+        }
+        assert_eq!(db.status_counts().await.0, 2);
     }
 }
 
@@ -354,7 +359,7 @@ async fn an_error_has_the_error_that_caused_it_as_its_source() {
     assert_eq!(refused.to_string(), format!("a writer hook refused the write: {}", EventError::NoPayload));
     assert_eq!(refused.source().unwrap().downcast_ref(), Some(&EventError::NoPayload));
 
-    let topic = outbox::Topic::new("").to(outbox::TracingPublisher);
+    let topic = outbox::Topic::new("").to(outbox::TracingPublisher::new());
     let wrong = db.outbox.log_only().publish(topic).start().await.unwrap_err();
     assert_eq!(wrong.to_string(), "invalid setting: topic \"\": topic name is empty");
     let empty = EventError::Empty { field: "topic name" };

@@ -54,8 +54,8 @@ pub async fn written<DB: Database>(outbox: &Outbox<DB>) -> WrittenEvents {
 /// leased to the relay's node on insert, so that no other node takes them. Returns the ids that
 /// were stored.
 ///
-/// For tests of how a database treats such rows: [`Tx::write`](crate::Tx::write) decides by itself which events
-/// are leased on insert.
+/// For tests of how a database treats such rows: [`Tx::write`](crate::Tx::write) decides by itself
+/// which events are leased on insert.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
