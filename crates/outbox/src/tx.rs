@@ -479,7 +479,7 @@ impl<DB: Database> fmt::Debug for Tx<'_, DB> {
 /// outbox.bind(&mut tx).commit().await?;                                  // use `tx.commit()`
 /// # Ok(()) }
 /// ```
-#[must_use = "write with its methods, or let it go"]
+#[must_use = "does nothing until one of its methods is called"]
 pub struct BoundTx<'t, DB: Database>(Tx<'t, DB>);
 
 impl<'t, DB: Database> BoundTx<'t, DB> {

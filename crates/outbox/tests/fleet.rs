@@ -320,7 +320,9 @@ async fn a_failed_discovery_removes_nothing() -> Result {
 #[tokio::test]
 async fn the_first_discovery_must_succeed_and_later_ones_run_by_themselves() -> Result {
     let failed = Fleet::builder().discovery(Script::of([Answer::Error])).open().await;
-    assert!(matches!(failed, Err(Error::Discovery(_))));
+    let Err(failed @ Error::Discovery(_)) = failed else { panic!("{failed:?}") };
+    let source = std::error::Error::source(&failed).unwrap();
+    assert_eq!(source.to_string(), "the directory is unavailable");
     let folder = Folder::new();
     let script =
         Script::of([Answer::Found(vec![]), Answer::Error, Answer::Found(vec![folder.database("a")])]);
