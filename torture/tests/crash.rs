@@ -20,9 +20,9 @@ async fn confirmed_events_survive_a_crash<DB: Database>(
         let outbox = outbox.clone();
         tokio::spawn(async move {
             for number in 0_u64.. {
-                let Ok(Some(id)) = outbox.send(Event::new("e").json(&number)).await else { break };
+                let Ok(written) = outbox.send(Event::new("e").json(&number)).await else { break };
                 confirm.send_modify(|ids| {
-                    ids.insert(id);
+                    ids.insert(written.id);
                 });
             }
         })

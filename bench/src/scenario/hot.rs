@@ -108,7 +108,7 @@ async fn delivered(outbox: &Outbox<Postgres>, writers: usize, time: Duration) ->
         async move {
             let mut tx = outbox.begin().await?;
             sqlx::query("INSERT INTO bench_hot_orders (total) VALUES (995)").execute(&mut *tx).await?;
-            outbox.write(&mut tx, Event::new("bench").json(&payload)).await?;
+            tx.write(Event::new("bench").json(&payload)).await?;
             tx.commit().await?;
             Ok(())
         }

@@ -147,7 +147,7 @@ async fn times(
         payload["order"] = number.into();
         tasks.spawn(async move {
             let mut tx = outbox.begin().await?;
-            outbox.write(&mut tx, Event::new("bench").json(&payload)).await?;
+            tx.write(Event::new("bench").json(&payload)).await?;
             tx.commit().await?;
             anyhow::Ok((number, Instant::now()))
         });

@@ -92,7 +92,7 @@ async fn by_outbox(
         async move {
             let mut tx = outbox.begin().await?;
             sqlx::query("INSERT INTO bench_write_orders (total) VALUES (995)").execute(&mut *tx).await?;
-            outbox.write_all(&mut tx, (0..events).map(|_| Event::new("bench").json(&payload))).await?;
+            tx.write_all((0..events).map(|_| Event::new("bench").json(&payload))).await?;
             tx.commit().await?;
             Ok(())
         }

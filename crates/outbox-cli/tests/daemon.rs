@@ -71,11 +71,11 @@ async fn two_relays_with_different_routes_share_a_table() {
     let shop = dir.relay("shop", &routed("shop", "\"order.*\", \"bill\""), &[]);
     let bank = dir.relay("bank", &routed("bank", "\"*.refunded\""), &[]);
     let kinds = ["order.placed", "bill", "bill.refunded", "strange", "order.paid", "Order.placed"];
-    let ids = outbox.send_all(kinds.map(|kind| event(kind).ordering_key(kind).json(&1))).await.unwrap();
+    let written = outbox.send_all(kinds.map(|kind| event(kind).ordering_key(kind).json(&1))).await.unwrap();
     let there = || (dir.types("shop.jsonl").len(), dir.types("bank.jsonl").len()) == (3, 1);
     wait_until("each has its own", there, || format!("{}\n{}", shop.log(), bank.log())).await;
     shop.wait_for_log("no running relay routes these pending events").await;
-    for id in [&ids[3], &ids[5]] {
+    for id in [written[3].id(), written[5].id()] {
         let stored = outbox.admin().find(id).await.unwrap().unwrap();
         assert_eq!((stored.status, stored.attempts, stored.last_error), (outbox::Status::New, 0, None));
     }

@@ -250,8 +250,8 @@ async fn a_key_that_another_language_has_locked_blocks_a_writer() {
     let mut tx = outbox.begin().await.unwrap();
     sqlx::raw_sql("SET LOCAL lock_timeout = '300ms'").execute(&mut *tx).await.unwrap();
     let placed = |key| Event::new("order.placed").ordering_key(key).json(&42);
-    outbox.write(&mut tx, placed("customer-8")).await.unwrap();
-    let refused = outbox.write(&mut tx, placed("customer-7")).await.unwrap_err();
+    tx.write(placed("customer-8")).await.unwrap();
+    let refused = tx.write(placed("customer-7")).await.unwrap_err();
     assert!(refused.to_string().contains("lock timeout"), "{refused}");
     shop.close().await;
 }

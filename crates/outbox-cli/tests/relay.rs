@@ -55,7 +55,7 @@ async fn every_event_is_a_line_and_sigterm_stops_the_relay_cleanly() {
         .correlation("story")
         .header("source", "web")
         .json(&serde_json::json!({ "total": 995 }));
-    let id = outbox.send(event).await.unwrap().unwrap();
+    let id = outbox.send(event).await.unwrap().id;
     outbox.log().append([Event::new("DepositMade").tag("wallet", 1).json(&5)]).await.unwrap();
 
     let mut relay = Relay::start(&["--database", &url, "--publish", "stdout", "--topic", "all"]);

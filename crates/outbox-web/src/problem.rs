@@ -193,7 +193,7 @@ impl From<Error> for Problem {
             }
             Error::Join(JoinError::Unknown { .. }) => Problem::not_found(error.to_string()),
             Error::Join(_) => Problem::conflict(error.to_string()),
-            Error::Event(_) | Error::Setting(_) => Problem::invalid(error.to_string()),
+            Error::Event(_) | Error::Setting { .. } => Problem::invalid(error.to_string()),
             Error::UnknownRoute { .. } => Problem::not_found(error.to_string()),
             Error::NotMigrated { .. } | Error::SchemaTooOld { .. } | Error::SchemaTooNew { .. } => {
                 tracing::warn!(%error, "API request failed: schema version not supported");

@@ -15,7 +15,7 @@ async fn each_database_of_a_fleet_is_selected_by_its_name() {
     let fleet = Fleet::builder().database("acme", url("acme")).database("globex", url("globex"));
     let fleet = fleet.migrate(true).open().await.unwrap();
     let acme: Outbox<Sqlite> = fleet.outbox("acme").unwrap();
-    let id = acme.send(Event::new("order").json(&1)).await.unwrap().unwrap();
+    let id = acme.send(Event::new("order").json(&1)).await.unwrap().id;
     let web = with_tokens(Web::builder().fleet(fleet.clone())).build().unwrap();
     let server = TestServer::serve(web, fleet.store("acme").unwrap(), Some(folder)).await;
 

@@ -21,9 +21,10 @@ async fn main() -> outbox::Result<()> {
     let outbox = Outbox::sqlite(":memory:").await?;
     outbox.migrate().await?;
 
-    // `send` returns the id of the event, or `None` if an event with the key exists.
-    println!("first request: written {}", outbox.send(invoice(42)).await?.is_some());
-    println!("same request again: written {}", outbox.send(invoice(42)).await?.is_some());
+    // The result has the id of the event, and whether it is new. For a duplicate the id is that of
+    // the event that exists.
+    println!("first request: written {}", outbox.send(invoice(42)).await?.is_new());
+    println!("same request again: written {}", outbox.send(invoice(42)).await?.is_new());
 
     // With `Keep`, the default, the key is taken until the event is purged. With `Delete` it is
     // free when the event is done.
@@ -31,10 +32,10 @@ async fn main() -> outbox::Result<()> {
         outbox.single_node().completion(Completion::Delete).on_type("invoice.send", send).start().await?;
     relay.idle().await?;
     relay.stop().await?;
-    println!("request after the delivery: written {}", outbox.send(invoice(42)).await?.is_some());
+    println!("request after the delivery: written {}", outbox.send(invoice(42)).await?.is_new());
 
-    // In a batch, the result has the ids of the events that were written.
+    // A batch returns a result for each event.
     let written = outbox.send_all([invoice(43), invoice(44), invoice(43)]).await?;
-    println!("of three in a batch: written {}", written.len());
+    println!("of three in a batch: written {}", written.iter().filter(|written| written.is_new()).count());
     Ok(())
 }

@@ -98,7 +98,7 @@ async fn transform(Transform { run }: Transform, mut tx: HandlerTx<Sqlite>) -> H
         .if_failed(Alert { run })
         .group(group(run))
         .metadata("load")
-        .write(&mut tx) // the loads exist if, and only if, the transformation is committed
+        .write() // the loads exist if, and only if, the transformation is committed
         .await?;
     Ok(())
 }

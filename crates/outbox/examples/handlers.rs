@@ -15,7 +15,7 @@ use outbox::{
 use serde::{Deserialize, Serialize};
 use sqlx::Sqlite;
 
-/// What all handlers share.
+/// Shared by all handlers.
 #[derive(Clone)]
 struct App {
     sender: String,

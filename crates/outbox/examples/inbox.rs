@@ -17,7 +17,7 @@ struct Payment {
 /// Books a payment. Returns whether it was the first delivery of the message.
 async fn book(outbox: &Outbox<Sqlite>, payment: &Payment, crashes: bool) -> outbox::Result<bool> {
     let mut tx = outbox.begin().await?;
-    let first = outbox.once(&mut tx, "bookkeeping", payment.id).await?;
+    let first = tx.once("bookkeeping", payment.id).await?;
     if first {
         sqlx::query("UPDATE account SET balance = balance + $1")
             .bind(payment.amount)

@@ -5,7 +5,7 @@
 //! cargo run --example interceptors
 //! ```
 
-use outbox::{Context, Event, Failure, Interceptor, OutboxBuilder, Outcome, WriterHook};
+use outbox::{Context, Event, Failure, HookError, Interceptor, OutboxBuilder, Outcome, WriterHook};
 
 /// Refuses to handle events of a suspended tenant.
 struct Suspended(&'static str);
@@ -36,10 +36,10 @@ impl Interceptor for Audit {
 struct Checks;
 
 impl WriterHook for Checks {
-    fn before_write(&self, mut events: Vec<Event>) -> Result<Vec<Event>, String> {
+    fn before_write(&self, mut events: Vec<Event>) -> Result<Vec<Event>, HookError> {
         events.retain(|event| !event.event_type().as_str().starts_with("internal."));
         match events.iter().find(|event| event.tenant_id().is_none()) {
-            Some(event) => Err(format!("{} has no tenant", event.event_type())),
+            Some(event) => Err(format!("{} has no tenant", event.event_type()).into()),
             None => Ok(events),
         }
     }
@@ -66,7 +66,7 @@ async fn main() -> outbox::Result<()> {
         relay.idle().await?;
     }
     let suppressed = outbox.send(Event::new("internal.ping").tenant("acme").json(&())).await?;
-    println!("internal event written: {}", suppressed.is_some());
+    println!("internal event written: {}", suppressed.is_new());
     if let Err(error) = outbox.send(Event::new("order.placed").json(&43)).await {
         println!("refused: {error}");
     }

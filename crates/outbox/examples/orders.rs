@@ -46,7 +46,7 @@ async fn main() -> outbox::Result<()> {
 
     let mut tx = outbox.begin().await?;
     sqlx::query("INSERT INTO orders (id, total) VALUES (42, 995)").execute(&mut *tx).await?;
-    outbox.write(&mut tx, OrderPlaced { order: 42, total: 995 }).await?;
+    tx.write(OrderPlaced { order: 42, total: 995 }).await?;
     tx.commit().await?;
 
     while outbox.admin().backlog().await?.pending > 0 {

@@ -34,14 +34,16 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tx = pool.begin_with("BEGIN IMMEDIATE").await?;
     let mut tx = outbox.adopt(tx);
     sqlx::query(INSERT).bind(1).execute(&mut *tx).await?;
-    outbox.write(&mut tx, placed(1)).await?;
+    tx.write(placed(1)).await?;
     tx.commit().await?;
     relay.idle().await?;
 
-    // `write_on` borrows the transaction: sqlx commits it, and the receipt wakes the relay.
+    // `bind` borrows the transaction: sqlx commits it, and the receipt wakes the relay.
     let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
     sqlx::query(INSERT).bind(2).execute(&mut *tx).await?;
-    let receipt = outbox.write_on(&mut tx, [placed(2)]).await?;
+    let mut bound = outbox.bind(&mut tx);
+    bound.write(placed(2)).await?;
+    let receipt = bound.finish();
     tx.commit().await?;
     receipt.committed();
     relay.idle().await?;
@@ -49,7 +51,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A rollback removes the order and its event.
     let mut tx = outbox.adopt(pool.begin_with("BEGIN IMMEDIATE").await?);
     sqlx::query(INSERT).bind(3).execute(&mut *tx).await?;
-    outbox.write(&mut tx, placed(3)).await?;
+    tx.write(placed(3)).await?;
     tx.after_rollback(|| println!("order 3 is rolled back"));
     tx.rollback().await?;
     relay.idle().await?;

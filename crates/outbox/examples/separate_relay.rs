@@ -18,7 +18,7 @@ async fn write(file: &str) -> Result<()> {
     let mut tx = outbox.begin().await?;
     for order in [1, 2, 3] {
         sqlx::query("INSERT INTO orders (id) VALUES ($1)").bind(order).execute(&mut *tx).await?;
-        outbox.write(&mut tx, Event::new("order.placed").ordering_key("orders").json(&order)).await?;
+        tx.write(Event::new("order.placed").ordering_key("orders").json(&order)).await?;
     }
     tx.commit().await?;
     println!("writer: 3 orders");

@@ -171,7 +171,7 @@ async fn place_order(
     let mut tx = outbox.begin().await?;
     let insert = sqlx::query_scalar("INSERT INTO orders (item) VALUES ($1) RETURNING id");
     let order: i64 = insert.bind(new.item).fetch_one(&mut *tx).await?;
-    outbox.write(&mut tx, OrderPlaced { order }).await?;
+    tx.write(OrderPlaced { order }).await?;
     tx.commit().await?;
     Ok((StatusCode::ACCEPTED, Json(json!({ "order": order }))))
 }

@@ -134,7 +134,7 @@ impl Admin {
     /// dead-lettered again while this runs is not replayed twice.
     pub async fn replay_all(&self, filter: &DeadFilter, batch: usize) -> Result<u64> {
         if batch == 0 {
-            return Err(Error::Setting("the batch of replay_all must be greater than 0".to_owned()));
+            return Err(Error::setting("the batch of replay_all must be greater than 0"));
         }
         let mut filter = filter.filter();
         let mut total = 0;
@@ -156,7 +156,7 @@ impl Admin {
     /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
     /// let later = Event::new("reminder").deliver_after(std::time::Duration::from_secs(3_600)).json(&());
-    /// let id = outbox.send(later).await?.expect("it has no deduplication key");
+    /// let id = outbox.send(later).await?.id;
     ///
     /// let explained = outbox.admin().explain(&id).await?;
     /// assert!(matches!(explained.reason(), Reason::NotDue { .. }));

@@ -10,6 +10,17 @@ use crate::event::EventId;
 /// Result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Any error. A text converts to it by `into()`.
+pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A text that explains an error, and the error.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub(crate) struct CausedError {
+    text: String,
+    source: BoxError,
+}
+
 /// An error of this crate: what failed, and what to do about it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -18,9 +29,14 @@ pub enum Error {
     #[error("invalid event: {0}")]
     Event(#[from] EventError),
 
-    /// A setting is not valid. The text names the setting.
-    #[error("invalid setting: {0}")]
-    Setting(String),
+    /// A setting is not valid.
+    #[error("invalid setting: {reason}")]
+    Setting {
+        /// The setting, its mistake, and the valid values.
+        reason: String,
+        /// The rule that the value breaks, where it is an error of its own.
+        source: Option<BoxError>,
+    },
 
     /// A settings file, or the environment, has mistakes. The text lists all of them with their
     /// locations.
@@ -92,11 +108,12 @@ pub enum Error {
 
     /// An event with this id is already in the table.
     #[error(
-        "an event with the id {id} already exists: ids must be unique; leave the id out to get a fresh one"
+        "an event with the id {} already exists: ids must be unique; leave the id out to get a fresh one",
+        .id.as_ref().map_or("that was given", EventId::as_str)
     )]
     DuplicateId {
-        /// The duplicate id, where the database reports it.
-        id: String,
+        /// The duplicate id. `None` if it is one of several that were written together.
+        id: Option<EventId>,
     },
 
     /// Two handlers for the same event type and aggregate type.
@@ -187,7 +204,7 @@ pub enum Error {
 
     /// A writer hook refused the write; nothing was written.
     #[error("a writer hook refused the write: {0}")]
-    Hook(String),
+    Hook(#[source] BoxError),
 
     /// The response to the commit never arrived, so the transaction may or may not have been
     /// committed. If it was, polling delivers the events; no hook ran.
@@ -235,11 +252,11 @@ pub enum Error {
 
     /// The discovery of a fleet's databases failed.
     #[error("could not discover the databases: {0}")]
-    Discovery(String),
+    Discovery(#[source] BoxError),
 
-    /// An error of a store that is not part of this crate.
-    #[error("{0}")]
-    Store(String),
+    /// An unexpected answer of the database, or an error of a store that is not part of this crate.
+    #[error(transparent)]
+    Store(BoxError),
 }
 
 /// A database error, without the row data that databases quote in their details.
@@ -466,6 +483,20 @@ impl From<sqlx::Error> for Error {
 }
 
 impl Error {
+    pub(crate) fn setting(reason: impl Into<String>) -> Self {
+        Self::Setting { reason: reason.into(), source: None }
+    }
+
+    /// A setting that breaks a rule. The reason includes the text of the rule.
+    pub(crate) fn setting_by(reason: impl Into<String>, rule: impl Into<BoxError>) -> Self {
+        Self::Setting { reason: reason.into(), source: Some(rule.into()) }
+    }
+
+    /// An error of a store with its cause. The text includes the text of the cause if it helps.
+    pub(crate) fn store_by(text: impl Into<String>, cause: impl Into<BoxError>) -> Self {
+        Self::Store(CausedError { text: text.into(), source: cause.into() }.into())
+    }
+
     /// Whether the same call may succeed if repeated soon.
     pub fn is_transient(&self) -> bool {
         match self {

@@ -3,8 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{BoxError, Error, Result};
 use crate::event::Event;
+
+/// The reason why a hook refuses a write: any error, by `?`, or a text, by `into()`.
+pub type HookError = BoxError;
 
 /// Called around every write of an [`Outbox`](crate::Outbox).
 ///
@@ -14,22 +17,27 @@ use crate::event::Event;
 /// lost, neither of the last two is called.
 ///
 /// ```
-/// use outbox::{Event, WriterHook};
+/// use outbox::{Event, HookError, WriterHook};
 ///
-/// /// Suppresses internal events.
-/// struct NoInternals;
+/// /// Suppresses internal events, and refuses orders without a number.
+/// struct Rules;
 ///
-/// impl WriterHook for NoInternals {
-///     fn before_write(&self, mut events: Vec<Event>) -> Result<Vec<Event>, String> {
+/// impl WriterHook for Rules {
+///     fn before_write(&self, mut events: Vec<Event>) -> Result<Vec<Event>, HookError> {
 ///         events.retain(|event| !event.event_type().as_str().starts_with("internal."));
+///         for event in events.iter().filter(|event| event.event_type() == "order.placed") {
+///             if event.payload::<u64>()? == 0 {
+///                 return Err("an order needs a number".into());
+///             }
+///         }
 ///         Ok(events)
 ///     }
 /// }
 /// ```
 pub trait WriterHook: Send + Sync + 'static {
     /// Called before the insert: return the events to write instead, none to suppress the write, or
-    /// an error to refuse it.
-    fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, String> {
+    /// an error to refuse it. The writer gets the error as the source of [`Error::Hook`].
+    fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, HookError> {
         Ok(events)
     }
 
@@ -61,7 +69,7 @@ impl Hooks {
     pub(crate) fn before_write(&self, mut events: Vec<Event>) -> Result<Vec<Event>> {
         for hook in &self.0 {
             events = catch_unwind(AssertUnwindSafe(|| hook.before_write(events)))
-                .unwrap_or_else(|_| Err("it panicked".to_owned()))
+                .unwrap_or_else(|_| Err("it panicked".into()))
                 .map_err(Error::Hook)?;
         }
         Ok(events)

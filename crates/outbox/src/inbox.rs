@@ -2,7 +2,6 @@
 
 use crate::error::{Error, Result};
 use crate::event::check_text;
-use crate::outbox::Outbox;
 use crate::sql::Database;
 use crate::tx::Tx;
 
@@ -17,7 +16,7 @@ fn check(consumer: &str, id: &str) -> Result<()> {
     check_text("the event's id", id, MAX_ID).map_err(Error::Inbox)
 }
 
-impl<DB: Database> Outbox<DB> {
+impl<DB: Database> Tx<'_, DB> {
     /// Whether a consumer sees an event for the first time: `true` once, `false` ever after.
     ///
     /// For consumers behind a broker, which redelivers after every crash and lost acknowledgement.
@@ -32,7 +31,7 @@ impl<DB: Database> Outbox<DB> {
     /// # let event_id = "01JD2MYZ3V6ZJ9CJ7W2YH4M0QK";
     /// # for _ in 0..2 {
     /// let mut tx = outbox.begin().await?;
-    /// if outbox.once(&mut tx, "billing", event_id).await? {
+    /// if tx.once("billing", event_id).await? {
     ///     sqlx::query("INSERT INTO account VALUES (995)").execute(&mut *tx).await?;
     /// }
     /// tx.commit().await?;                                     // then acknowledge to the broker
@@ -51,19 +50,19 @@ impl<DB: Database> Outbox<DB> {
     /// compared exactly. Entries are deleted when they are
     /// [purged](crate::PurgeSettings::inbox_retention), after 30 days if not set: a redelivery
     /// after that would be new.
-    pub async fn once(&self, tx: &mut Tx<'_, DB>, consumer: &str, id: impl AsRef<str>) -> Result<bool> {
+    pub async fn once(&mut self, consumer: &str, id: impl AsRef<str>) -> Result<bool> {
         let id = id.as_ref();
         check(consumer, id)?;
-        let first = self.sql_store().once(tx.connection(), consumer, id).await;
-        tx.received(first.is_ok());
+        let outbox = self.outbox().clone();
+        let first = outbox.sql_store().once(self.connection(), consumer, id).await;
+        self.received(first.is_ok());
         first
     }
 
-    /// [`once`](Outbox::once) for many events, in one statement for each thousand. The answers are
+    /// [`once`](Tx::once) for many events, in one statement for each thousand. The answers are
     /// in the order of the ids; an id that is named twice is new the first time only.
     pub async fn once_each(
-        &self,
-        tx: &mut Tx<'_, DB>,
+        &mut self,
         consumer: &str,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<bool>> {
@@ -75,23 +74,9 @@ impl<DB: Database> Outbox<DB> {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        let first = self.sql_store().once_each(tx.connection(), consumer, &ids).await;
-        tx.received(first.is_ok());
+        let outbox = self.outbox().clone();
+        let first = outbox.sql_store().once_each(self.connection(), consumer, &ids).await;
+        self.received(first.is_ok());
         first
-    }
-
-    /// [`once`](Outbox::once) in a transaction that the caller commits.
-    ///
-    /// Check for errors on PostgreSQL: after an error the transaction is aborted, and its commit
-    /// rolls back without an error.
-    pub async fn once_on(
-        &self,
-        tx: &mut sqlx::Transaction<'_, DB>,
-        consumer: &str,
-        id: impl AsRef<str>,
-    ) -> Result<bool> {
-        let id = id.as_ref();
-        check(consumer, id)?;
-        self.sql_store().once(tx, consumer, id).await
     }
 }

@@ -18,6 +18,7 @@ use crate::outbox::Outbox;
 use crate::sql::Database;
 use crate::store::{JoinCommand, SharedStore};
 use crate::tx::Tx;
+use crate::write::Written;
 
 /// Type of the events that report the outcome of a step to a join in another database.
 pub(crate) const REPORT: &str = "outbox.join.report";
@@ -378,7 +379,7 @@ impl JoinWait {
         let prepared = |event: Option<Result<Event, EventError>>| -> Result<Option<Event>> {
             let Some(event) = event else { return Ok(None) };
             // A hook may suppress the event, or replace it.
-            Ok(outbox.prepare([event?])?.into_iter().next())
+            Ok(outbox.prepare(vec![outbox.build_one(event?)?])?.into_iter().next())
         };
         Ok(FollowUp {
             strict: !self.lenient,
@@ -427,11 +428,11 @@ impl Report {
 /// # outbox.migrate().await?;
 ///
 /// let mut tx = outbox.begin().await?;
-/// let pages = outbox.write_all(&mut tx, [Event::new("fetch").json(&1), Event::new("fetch").json(&2)]).await?;
-/// let mut joins = outbox.joins_in(&mut tx);
+/// let pages = tx.write_all([Event::new("fetch").json(&1), Event::new("fetch").json(&2)]).await?;
+/// let mut joins = tx.joins();
 /// let join = joins.start(NewJoin::of(2).group("run-7")).await?;
 /// for page in &pages {
-///     joins.attach(&join.id, page).await?;
+///     joins.attach(&join.id, &page.id).await?;
 /// }
 /// joins.wait(&join.id, JoinWait::new().then(Event::new("merge").json(&7))).await?;
 /// tx.commit().await?;
@@ -449,15 +450,10 @@ pub struct Joins<'t, 'c, DB: Database> {
 }
 
 impl<DB: Database> Outbox<DB> {
-    /// The joins of this outbox; every operation runs in its own transaction.
+    /// The joins of this outbox; every operation runs in its own transaction. [`Tx::joins`] is for
+    /// operations in yours.
     pub fn joins(&self) -> Joins<'static, 'static, DB> {
         Joins { outbox: self.clone(), tx: None }
-    }
-
-    /// The joins of this outbox, in your transaction. Keep the transaction short if the join
-    /// already exists: other transactions that count a step of the join wait for your commit.
-    pub fn joins_in<'t, 'c>(&self, tx: &'t mut Tx<'c, DB>) -> Joins<'t, 'c, DB> {
-        Joins { outbox: self.clone(), tx: Some(tx) }
     }
 
     /// Writes many events, and a follow-up event once all of them are settled. The number of steps
@@ -473,22 +469,40 @@ impl<DB: Database> Outbox<DB> {
     ///     .then(Event::new("merge").json(&"run-7"))
     ///     .if_failed(Event::new("alert").json(&"run-7"))
     ///     .group("run-7")
-    ///     .send()                                    // or .write(&mut tx), in your transaction
+    ///     .send()                                    // in your transaction: `tx.fan_out(…) … .write()`
     ///     .await?;
     /// assert_eq!(run.steps.len(), 3);
     /// # Ok(()) }
     /// ```
-    pub fn fan_out<E: IntoEvent>(&self, steps: impl IntoIterator<Item = E>) -> FanOut<DB> {
-        let steps = steps.into_iter().map(|step| step.into_event(self.max_payload())).collect();
-        FanOut { outbox: self.clone(), steps, join: NewJoin::default(), wait: JoinWait::new() }
+    pub fn fan_out<E: IntoEvent>(&self, steps: impl IntoIterator<Item = E>) -> FanOut<Self> {
+        FanOut::new(self.clone(), self.build(steps))
     }
 }
 
-impl<DB: Database> Tx<'_, DB> {
-    /// Builds a join of steps like [`Outbox::fan_out`], to be written in this transaction:
-    /// `tx.fan_out(steps).then(event).write(tx).await?`.
-    pub fn fan_out<E: IntoEvent>(&self, steps: impl IntoIterator<Item = E>) -> FanOut<DB> {
-        self.outbox().fan_out(steps)
+impl<'c, DB: Database> Tx<'c, DB> {
+    /// The joins of the outbox, in this transaction. Keep the transaction short if the join already
+    /// exists: other transactions that count a step of the join wait for the commit.
+    pub fn joins(&mut self) -> Joins<'_, 'c, DB> {
+        Joins { outbox: self.outbox().clone(), tx: Some(self) }
+    }
+
+    /// Writes many events in this transaction, and a follow-up event once all of them are settled:
+    /// see [`Outbox::fan_out`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # use outbox::{Event, Outbox};
+    /// # let outbox = Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let mut tx = outbox.begin().await?;
+    /// let pages = (1..=3).map(|page| Event::new("fetch").json(&page));
+    /// tx.fan_out(pages).then(Event::new("merge").json(&"run-7")).write().await?;
+    /// tx.commit().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn fan_out<E: IntoEvent>(&mut self, steps: impl IntoIterator<Item = E>) -> FanOut<&mut Self> {
+        let steps = self.outbox().build(steps);
+        FanOut::new(self, steps)
     }
 }
 
@@ -560,7 +574,7 @@ impl<DB: Database> Joins<'_, '_, DB> {
 
     async fn run(&mut self, act: JoinCommand) -> Result<Option<Join>> {
         let acted = match &mut self.tx {
-            Some(tx) => self.outbox.join_in(tx, &act).await?,
+            Some(tx) => tx.change_join(&act).await?,
             None => {
                 let acted = self.outbox.store().join(&act).await?;
                 if acted.wrote {
@@ -573,12 +587,13 @@ impl<DB: Database> Joins<'_, '_, DB> {
     }
 }
 
-/// Many events and their follow-up. Created by [`Outbox::fan_out`].
-#[must_use = "nothing is written before `write` or `send`"]
+/// Many events and their follow-up. Created by [`Outbox::fan_out`] and [`Tx::fan_out`]; `To` is the
+/// outbox or the transaction.
+#[must_use = "nothing is written before `send`, or `write` in a transaction"]
 #[derive(Debug)]
-pub struct FanOut<DB: Database> {
-    outbox: Outbox<DB>,
-    steps: Result<Vec<Event>, EventError>,
+pub struct FanOut<To> {
+    to: To,
+    steps: Result<Vec<Event>>,
     join: NewJoin,
     wait: JoinWait,
 }
@@ -593,7 +608,11 @@ pub struct FannedOut {
     pub steps: Vec<EventId>,
 }
 
-impl<DB: Database> FanOut<DB> {
+impl<To> FanOut<To> {
+    fn new(to: To, steps: Result<Vec<Event>>) -> Self {
+        Self { to, steps, join: NewJoin::default(), wait: JoinWait::new() }
+    }
+
     /// Event to write when all steps are settled and none of them is dead.
     pub fn then(mut self, event: impl IntoEvent) -> Self {
         self.wait = self.wait.then(event);
@@ -624,30 +643,37 @@ impl<DB: Database> FanOut<DB> {
         self.join = self.join.metadata(text);
         self
     }
+}
 
-    /// Writes the events and the join in your transaction. Without any step it returns an error.
-    pub async fn write(self, tx: &mut Tx<'_, DB>) -> Result<FannedOut> {
-        let Self { outbox, steps, mut join, wait } = self;
-        let decision = wait.decide(&outbox)?;
-        let steps = outbox.write_all(tx, steps?).await?;
+impl<DB: Database> FanOut<&mut Tx<'_, DB>> {
+    /// Writes the events and the join. Without any step it returns an error.
+    pub async fn write(self) -> Result<FannedOut> {
+        let Self { to: tx, steps, mut join, wait } = self;
+        let decision = wait.decide(tx.outbox())?;
+        let written = tx.write_events(steps?).await?;
+        let steps: Vec<EventId> = written.into_iter().filter(Written::is_new).map(|step| step.id).collect();
         join.expected =
             u32::try_from(steps.len()).map_err(|_| JoinError::Steps { steps: steps.len() as u64 })?;
         join.check()?;
         let id = JoinId::generate();
-        for act in [
+        for command in [
             JoinCommand::Start { id: id.clone(), join },
             JoinCommand::Attach { join: id.clone(), home: String::new(), steps: steps.clone() },
             JoinCommand::Wait { join: id.clone(), decision },
         ] {
-            outbox.join_in(tx, &act).await?;
+            tx.change_join(&command).await?;
         }
         Ok(FannedOut { join: id, steps })
     }
+}
 
-    /// Writes the events and the join in their own transaction.
+impl<DB: Database> FanOut<Outbox<DB>> {
+    /// Writes the events and the join in a transaction of their own. Without any step it returns an
+    /// error.
     pub async fn send(self) -> Result<FannedOut> {
-        let mut tx = self.outbox.begin().await?;
-        let fanned_out = self.write(&mut tx).await?;
+        let Self { to: outbox, steps, join, wait } = self;
+        let mut tx = outbox.begin().await?;
+        let fanned_out = FanOut { to: &mut tx, steps, join, wait }.write().await?;
         tx.commit().await?;
         Ok(fanned_out)
     }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! business transaction                          relay (same process, another process, or many)
-//!   Outbox::write ──► outbox_event ──► take ──► dispatch ──► settle ──► outbox_event
+//!   Tx::write ──────► outbox_event ──► take ──► dispatch ──► settle ──► outbox_event
 //!         │                             ▲
 //!         └── after commit: hot path ───┘   (same process: no read-back, no poll wait)
 //! ```
@@ -16,14 +16,14 @@
 //! | module | contents |
 //! | --- | --- |
 //! | `event` | [`Event`], [`Message`]: the data that is written and delivered |
-//! | `outbox`, `tx`, `hook` | [`Outbox`], [`Tx`]: writing events in your transaction |
+//! | `outbox`, `tx`, `write`, `hook` | [`Outbox`], [`Tx`], [`Write`]: writing events in your transaction |
 //! | [`store`] | [`Store`](store::Store): the port through which the relay uses a database |
 //! | `sql` | the store on SQLite, PostgreSQL, MySQL and MariaDB |
 //! | `relay` | [`Relay`]: take, dispatch, settle |
 //! | [`fleet`] | [`Fleet`]: one relay for many databases |
 //! | `handler`, `retry` | handlers and their outcomes; when a failed event is retried |
 //! | `join` | [`Outbox::fan_out`], [`Joins`]: many events, and a follow-up once all are settled |
-//! | `inbox` | [`Outbox::once`]: deduplication in a consumer |
+//! | `inbox` | [`Tx::once`]: deduplication in a consumer |
 //! | `log` | [`Log`]: an append-only event log, queried by tags, with conditional appends |
 //! | `queue` | [`WorkQueue`]: claiming work items without a relay |
 //! | `admin` | [`Admin`]: dead events, cancelling, purging, statistics |
@@ -67,6 +67,7 @@ pub mod testing;
 pub mod text;
 mod trace;
 mod tx;
+mod write;
 
 /// Log target of the INFO lines that are about one event each. `outbox::events=warn` silences them.
 pub(crate) const EVENTS: &str = "outbox::events";
@@ -86,7 +87,7 @@ pub use handler::{
     IntoFailure, IntoOutcome, IntoSuccess, Middleware, Next, OrDead, Outcome, Route, State, Unrouted, on,
     on_aggregate, on_any, on_type, split_detail,
 };
-pub use hook::WriterHook;
+pub use hook::{HookError, WriterHook};
 pub use join::{
     FanOut, FannedOut, Join, JoinAt, JoinError, JoinId, JoinStatus, JoinWait, Joins, NewJoin, Step,
 };
@@ -106,7 +107,8 @@ pub use sql::{
     migration_sql_from, open_store,
 };
 pub use store::{Completion, NodeId, OnDead, Status};
-pub use tx::{Receipt, Tx};
+pub use tx::{BoundTx, Receipt, Tx};
+pub use write::{Write, WriteOutcome, Written};
 
 /// Parts that the code of `#[derive(Message)]` uses.
 #[cfg(feature = "macros")]

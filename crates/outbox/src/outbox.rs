@@ -1,18 +1,19 @@
 //! The outbox: writes events, and starts the relay.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use sqlx::Pool;
 use tracing::Instrument as _;
 
 use crate::EVENTS;
 use crate::admin::Admin;
 use crate::connect::Pooler;
-use crate::error::{EventError, Result};
+use crate::error::Result;
 use crate::escape::Escaped;
 use crate::event::{Event, EventBuilder, EventId, EventType, IntoEvent, MAX_PAYLOAD};
 use crate::fleet::guarded::GuardedStore;
@@ -25,8 +26,9 @@ use crate::relay::{Mode, OutboxSource, RelayBuilder};
 use crate::sql::dialect::NewRow;
 use crate::sql::line::Line;
 use crate::sql::{Clock, Database, SqlStore, StoreOptions};
-use crate::store::{JoinCommand, JoinOutcome, SharedStore, Store};
-use crate::tx::{Receipt, Tx, WrittenBatch};
+use crate::store::{SharedStore, Store};
+use crate::tx::{BoundTx, Tx, WrittenBatch};
+use crate::write::{PlaceInBatch, WriteOutcome, Written};
 
 /// A transactional outbox in a database. Cheap to clone; clones are the same outbox.
 ///
@@ -440,70 +442,11 @@ impl<DB: Database> Outbox<DB> {
         Tx::new(tx, self.clone())
     }
 
-    /// Starts an event with this outbox's limits, for [`write`](Outbox::write) and the other write
-    /// methods.
-    pub fn event(&self, event_type: impl Into<EventType>) -> EventBuilder {
-        Event::new(event_type).max_payload(self.shared.max_payload)
-    }
-
-    /// Writes an event in a transaction. Returns its id, or `None` if a hook suppressed it or an
-    /// event with the same deduplication key exists.
+    /// Borrows a transaction of sqlx, which stays the caller's: the handle has all methods of
+    /// [`Tx`], but the caller commits. See [`BoundTx`].
     ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
-    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
-    /// # outbox.migrate().await?;
-    /// let mut tx = outbox.begin().await?;
-    /// outbox.write(&mut tx, outbox::Event::new("order.placed").json(&42)).await?;
-    /// tx.commit().await?;
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// Without a transaction it does not compile; [`send`](Outbox::send) begins one of its own:
-    ///
-    /// ```compile_fail,E0308
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
-    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
-    /// # outbox.migrate().await?;
-    /// let mut tx = outbox.pool().acquire().await?;
-    /// outbox.write(&mut tx, outbox::Event::new("order.placed").json(&42)).await?;
-    /// # Ok(()) }
-    /// ```
-    pub async fn write(&self, tx: &mut Tx<'_, DB>, event: impl IntoEvent) -> Result<Option<EventId>> {
-        Ok(self.write_all(tx, [event]).await?.pop())
-    }
-
-    /// Writes many events in a transaction, in one statement, in this order. Returns the ids of
-    /// those stored.
-    pub async fn write_all<E: IntoEvent>(
-        &self,
-        tx: &mut Tx<'_, DB>,
-        events: impl IntoIterator<Item = E>,
-    ) -> Result<Vec<EventId>> {
-        let events = self.prepare(events)?;
-        self.write_prepared(tx, events).await
-    }
-
-    async fn write_prepared(&self, tx: &mut Tx<'_, DB>, events: Vec<Event>) -> Result<Vec<EventId>> {
-        if events.is_empty() {
-            return Ok(Vec::new());
-        }
-        tx.is_whole()?;
-        let hot = !tx.is_savepoint();
-        let batch = match self.insert(tx.connection(), events, hot).await {
-            Ok(batch) => batch,
-            Err(error) => {
-                tx.write_failed(&error);
-                return Err(error);
-            }
-        };
-        let ids = batch.events.iter().map(|event| event.id().clone()).collect();
-        tx.wrote(batch);
-        Ok(ids)
-    }
-
-    /// Writes events in a transaction that the caller commits, so that the outbox does not see its
-    /// end. Use the [`Receipt`] after the commit.
+    /// The outbox does not see the commit, so the events do not take the hot path. The [`Receipt`]
+    /// wakes the relay.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -512,37 +455,57 @@ impl<DB: Database> Outbox<DB> {
     /// # outbox.migrate().await?;
     /// # let pool = outbox.pool();
     /// let mut tx = pool.begin().await?;                       // sqlx's own
-    /// let receipt = outbox.write_on(&mut tx, [Event::new("order.placed").json(&42)]).await?;
+    /// let mut bound = outbox.bind(&mut tx);
+    /// bound.write(Event::new("order.placed").json(&42)).await?;
+    /// let receipt = bound.finish();
     /// tx.commit().await?;
     /// receipt.committed();
     /// # Ok(()) }
     /// ```
-    pub async fn write_on<E: IntoEvent>(
-        &self,
-        tx: &mut sqlx::Transaction<'_, DB>,
-        events: impl IntoIterator<Item = E>,
-    ) -> Result<Receipt> {
-        let events = self.prepare(events)?;
-        let batch = self.insert(tx, events, false).await?;
-        Ok(Receipt::new(batch, self.shared.hooks.clone()))
+    ///
+    /// [`Receipt`]: crate::Receipt
+    pub fn bind<'t>(&self, tx: &'t mut sqlx::Transaction<'_, DB>) -> BoundTx<'t, DB> {
+        BoundTx::new(&mut **tx, self.clone())
     }
 
-    /// Writes an event in a transaction of its own.
-    pub async fn send(&self, event: impl IntoEvent) -> Result<Option<EventId>> {
-        Ok(self.send_all([event]).await?.pop())
+    /// Starts an event with this outbox's limits, for [`send`](Outbox::send), [`Tx::write`] and the
+    /// other write methods.
+    pub fn event(&self, event_type: impl Into<EventType>) -> EventBuilder {
+        Event::new(event_type).max_payload(self.shared.max_payload)
     }
 
-    /// Writes many events in a transaction of their own.
-    pub async fn send_all<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<EventId>> {
-        // Built first: an invalid event costs no transaction.
+    /// Writes an event in a transaction of its own. Returns its id, and whether it is new, a
+    /// duplicate, or suppressed by a hook: see [`Tx::write`].
+    pub async fn send(&self, event: impl IntoEvent) -> Result<Written> {
+        let event = self.build_one(event)?;
+        self.send_event(event).await
+    }
+
+    /// Writes many events in a transaction of their own. Returns an entry for each event that the
+    /// hooks let through: see [`Tx::write_all`].
+    pub async fn send_all<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<Written>> {
+        let events = self.build(events)?;
+        self.send_events(events).await
+    }
+
+    pub(crate) async fn send_event(&self, event: Event) -> Result<Written> {
+        let (events, place) = self.prepare_one(event)?;
+        Ok(place.among(self.send_prepared(events).await?))
+    }
+
+    pub(crate) async fn send_events(&self, events: Vec<Event>) -> Result<Vec<Written>> {
         let events = self.prepare(events)?;
+        self.send_prepared(events).await
+    }
+
+    async fn send_prepared(&self, events: Vec<Event>) -> Result<Vec<Written>> {
         if events.is_empty() {
             return Ok(Vec::new());
         }
         let mut tx = self.begin().await?;
-        let ids = self.write_prepared(&mut tx, events).await?;
+        let written = tx.write_prepared(events).await?;
         tx.commit().await?;
-        Ok(ids)
+        Ok(written)
     }
 
     pub(crate) fn hooks(&self) -> &Hooks {
@@ -584,28 +547,18 @@ impl<DB: Database> Outbox<DB> {
         });
     }
 
-    /// Changes a join in a transaction.
-    pub(crate) async fn join_in(&self, tx: &mut Tx<'_, DB>, act: &JoinCommand) -> Result<JoinOutcome> {
-        tx.is_whole()?;
-        let acted = self.shared.store.join_on(tx.connection(), act).await;
-        match &acted {
-            Ok(JoinOutcome { wrote: true, .. }) => {
-                let outbox = self.clone();
-                tx.after_commit(move || outbox.wake());
-            }
-            Ok(_) => {}
-            Err(error) => tx.write_failed(error),
-        }
-        acted
+    /// Builds events within this outbox's limits.
+    pub(crate) fn build<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<Event>> {
+        events.into_iter().map(|event| self.build_one(event)).collect()
     }
 
-    /// Builds the events, and calls the hooks.
-    pub(crate) fn prepare<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Vec<Event>> {
-        let limit = self.shared.max_payload;
-        let events = events
-            .into_iter()
-            .map(|event| event.into_event(limit).map(Event::without_tags))
-            .collect::<Result<Vec<_>, EventError>>()?;
+    /// Builds an event within this outbox's limits.
+    pub(crate) fn build_one(&self, event: impl IntoEvent) -> Result<Event> {
+        Ok(event.into_event(self.shared.max_payload)?.without_tags())
+    }
+
+    /// Calls the hooks before a write. Returns the events to write.
+    pub(crate) fn prepare(&self, events: Vec<Event>) -> Result<Vec<Event>> {
         if events.is_empty() {
             return Ok(events);
         }
@@ -617,9 +570,22 @@ impl<DB: Database> Outbox<DB> {
         Ok(events)
     }
 
+    /// Calls the hooks before a write of one event.
+    pub(crate) fn prepare_one(&self, event: Event) -> Result<(Vec<Event>, PlaceInBatch)> {
+        let id = event.id().clone();
+        let events = self.prepare(vec![event])?;
+        let index = events.iter().position(|event| *event.id() == id).unwrap_or(0);
+        Ok((events, PlaceInBatch { id, index }))
+    }
+
     /// Inserts events, with a lease of this node where they have a slot in its hot queue. `hot`:
     /// the caller sees the commit, so they may have one.
-    async fn insert(&self, conn: &mut DB::Connection, events: Vec<Event>, hot: bool) -> Result<WrittenBatch> {
+    pub(crate) async fn insert(
+        &self,
+        conn: &mut DB::Connection,
+        events: Vec<Event>,
+        hot: bool,
+    ) -> Result<WrittenBatch> {
         let Shared { store, hooks, door, .. } = &*self.shared;
         let engine = door.engine();
         let mut batch = WrittenBatch {
@@ -629,10 +595,8 @@ impl<DB: Database> Outbox<DB> {
             dropped: 0,
             delayed: 0,
             engine,
+            written: Vec::new(),
         };
-        if events.is_empty() {
-            return Ok(batch);
-        }
         let mut rows = Vec::with_capacity(events.len());
         for event in events {
             let reserved = match &batch.engine {
@@ -670,20 +634,45 @@ impl<DB: Database> Outbox<DB> {
                 reservation.stored_at(*at);
             }
         }
+        if stored.len() < rows.len() {
+            // Events that exist by their deduplication key need no slot.
+            batch.reserved.retain(|reservation| times.contains_key(reservation.event().id()));
+            batch.hinted.retain(|event| times.contains_key(event.id()));
+        }
+        batch.written = self.results(conn, &rows, &times).await?;
         drop(times);
         batch.events = stored.into_iter().map(|(event, _)| event).collect();
-        if batch.events.len() < rows.len() {
-            // Events that exist by their deduplication key need no slot.
-            let stored: std::collections::HashSet<&EventId> = batch.events.iter().map(Event::id).collect();
-            batch.reserved.retain(|reservation| stored.contains(reservation.event().id()));
-            batch.hinted.retain(|event| stored.contains(event.id()));
-        }
         for event in &batch.events {
             let (id, event_type, correlation_id) = (event.id(), event.event_type(), event.correlation_id());
             tracing::info!(target: EVENTS, store = store.name(), event = %Escaped(id), event_type = %Escaped(event_type), correlation_id, "event written");
         }
         hooks.after_write(&batch.events);
         Ok(batch)
+    }
+
+    /// The result for each row; `stored` has those that the database stored. Reads the ids of the
+    /// others, which exist by their deduplication keys.
+    async fn results(
+        &self,
+        conn: &mut DB::Connection,
+        rows: &[NewRow],
+        stored: &HashMap<&EventId, Option<DateTime<Utc>>>,
+    ) -> Result<Vec<Written>> {
+        let is_stored = |event: &Event| stored.contains_key(event.id());
+        let keys: BTreeSet<&str> = rows
+            .iter()
+            .filter(|row| !is_stored(&row.event))
+            .filter_map(|row| row.event.dedup_key())
+            .collect();
+        let existing = self.shared.store.ids_by_dedup_key(conn, &keys).await?;
+        let result = |NewRow { event, .. }: &NewRow| {
+            if is_stored(event) {
+                return Written::new(event.id().clone(), WriteOutcome::Stored);
+            }
+            let id = event.dedup_key().and_then(|key| existing.get(key)).unwrap_or(event.id());
+            Written::new(id.clone(), WriteOutcome::Duplicate)
+        };
+        Ok(rows.iter().map(result).collect())
     }
 
     /// Inspects and repairs the outbox: dead events, cancelling, purging, statistics.

@@ -14,10 +14,16 @@ use crate::relay::Engine;
 use crate::relay::hot::Reservation;
 use crate::sql::Database;
 use crate::sql::source::Work;
-use crate::store::{Completion, Holder, Settled, Settlement};
+use crate::store::{Completion, Holder, JoinCommand, JoinOutcome, Settled, Settlement};
+use crate::write::Written;
 
 /// A transaction in which events are written. Use it like sqlx's own: `&mut *tx` is the connection.
 /// Dropping it rolls back.
+///
+/// Everything that happens in a transaction is one of its methods: [`write`](Tx::write) for events,
+/// [`once`](Tx::once) for the inbox, [`append`](Tx::append) and [`project`](Tx::project) for the
+/// log, [`joins`](Tx::joins) and [`fan_out`](Tx::fan_out) for joins. [`Outbox::begin`] begins one,
+/// [`Outbox::adopt`] continues one of sqlx, and [`Outbox::bind`] borrows one of sqlx.
 ///
 /// After a commit the relay of this process, if one runs, gets the events directly. Only committed
 /// events: an event written after a savepoint that was rolled back is never delivered.
@@ -30,7 +36,7 @@ use crate::store::{Completion, Holder, Settled, Settlement};
 /// # sqlx::query("CREATE TABLE orders (id INTEGER)").execute(outbox.pool()).await?;
 /// let mut tx = outbox.begin().await?;
 /// sqlx::query("INSERT INTO orders (id) VALUES ($1)").bind(42).execute(&mut *tx).await?;
-/// outbox.write(&mut tx, Event::new("order.placed").json(&42)).await?;
+/// tx.write(Event::new("order.placed").json(&42)).await?;
 /// tx.after_commit(|| println!("on its way"));
 /// tx.commit().await?;
 /// # Ok(()) }
@@ -41,9 +47,7 @@ pub struct Tx<'c, DB: Database> {
     outbox: Outbox<DB>,
     batches: Vec<WrittenBatch>,
     callbacks: Vec<(When, Callback)>,
-    /// Whether this is a nested transaction (savepoint): its commit is not the end of the outer
-    /// one.
-    savepoint: bool,
+    end: End,
     /// Whether the connection was handed out after the first write. Then the events may be gone
     /// again: by a rollback to a savepoint, or by an error after which PostgreSQL aborted the
     /// transaction.
@@ -56,6 +60,17 @@ pub struct Tx<'c, DB: Database> {
     /// Whether an append to the log was begun and not finished, or the database has ended the
     /// transaction by itself: later statements would not be part of it.
     incomplete: bool,
+}
+
+/// The end of a transaction, as the handle sees it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// The handle commits or rolls back.
+    Seen,
+    /// The handle releases a savepoint, sqlx's nested transaction; the outer one decides.
+    OfSavepoint,
+    /// The application ends the transaction: see [`BoundTx`].
+    OfCaller,
 }
 
 type Callback = Box<dyn FnOnce() + Send>;
@@ -77,18 +92,24 @@ pub(crate) struct WrittenBatch {
     /// How many skipped the hot queue because they are delayed.
     pub(crate) delayed: u64,
     pub(crate) engine: Option<Arc<Engine>>,
+    /// The results of the call.
+    pub(crate) written: Vec<Written>,
 }
 
 impl<'c, DB: Database> Tx<'c, DB> {
     pub(crate) fn new(inner: impl Into<Work<'c, DB>>, outbox: Outbox<DB>) -> Self {
         let inner = inner.into();
-        let savepoint = DB::TransactionManager::get_transaction_depth(&inner) > 1;
+        let end = match DB::TransactionManager::get_transaction_depth(&inner) {
+            _ if inner.is_bound() => End::OfCaller,
+            depth if depth > 1 => End::OfSavepoint,
+            _ => End::Seen,
+        };
         Self {
             inner: Some(inner),
             outbox,
             batches: Vec::new(),
             callbacks: Vec::new(),
-            savepoint,
+            end,
             events_uncertain: false,
             touched: false,
             receiving: false,
@@ -101,17 +122,79 @@ impl<'c, DB: Database> Tx<'c, DB> {
         &self.outbox
     }
 
-    /// Writes an event: the same as [`Outbox::write`], for handlers that have no outbox at hand.
-    pub async fn write(&mut self, event: impl IntoEvent) -> Result<Option<EventId>> {
-        self.outbox.clone().write(self, event).await
+    /// Writes an event. Returns its id, and whether it is new, a duplicate by its deduplication
+    /// key, or suppressed by a hook.
+    ///
+    /// If a hook replaced the event by others, the result is that of the first one.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+    /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
+    /// # outbox.migrate().await?;
+    /// let mut tx = outbox.begin().await?;
+    /// let written = tx.write(outbox::Event::new("order.placed").json(&42)).await?;
+    /// assert!(written.is_new());
+    /// tx.commit().await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn write(&mut self, event: impl IntoEvent) -> Result<Written> {
+        let event = self.outbox.build_one(event)?;
+        self.write_event(event).await
     }
 
-    /// Writes many events: the same as [`Outbox::write_all`].
+    /// Writes many events in one statement, in this order. Returns an entry for each event that the
+    /// hooks let through: none if they suppressed all of them.
     pub async fn write_all<E: IntoEvent>(
         &mut self,
         events: impl IntoIterator<Item = E>,
-    ) -> Result<Vec<EventId>> {
-        self.outbox.clone().write_all(self, events).await
+    ) -> Result<Vec<Written>> {
+        let events = self.outbox.build(events)?;
+        self.write_events(events).await
+    }
+
+    pub(crate) async fn write_event(&mut self, event: Event) -> Result<Written> {
+        let (events, place) = self.outbox.prepare_one(event)?;
+        Ok(place.among(self.write_prepared(events).await?))
+    }
+
+    pub(crate) async fn write_events(&mut self, events: Vec<Event>) -> Result<Vec<Written>> {
+        let events = self.outbox.prepare(events)?;
+        self.write_prepared(events).await
+    }
+
+    /// Writes events that the hooks let through.
+    pub(crate) async fn write_prepared(&mut self, events: Vec<Event>) -> Result<Vec<Written>> {
+        if events.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.is_whole()?;
+        let outbox = self.outbox.clone();
+        let hot = self.end == End::Seen;
+        match outbox.insert(self.connection(), events, hot).await {
+            Ok(batch) => {
+                let written = batch.written.clone();
+                self.batches.push(batch);
+                self.touched = false;
+                Ok(written)
+            }
+            Err(error) => {
+                self.write_failed(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Changes a join.
+    pub(crate) async fn change_join(&mut self, command: &JoinCommand) -> Result<JoinOutcome> {
+        self.is_whole()?;
+        let outbox = self.outbox.clone();
+        let changed = outbox.sql_store().join_on(self.connection(), command).await;
+        match &changed {
+            Ok(JoinOutcome { wrote: true, .. }) => self.after_commit(move || outbox.wake()),
+            Ok(_) => {}
+            Err(error) => self.write_failed(error),
+        }
+        changed
     }
 
     /// Runs a callback after the commit, and only then.
@@ -130,6 +213,7 @@ impl<'c, DB: Database> Tx<'c, DB> {
     /// When the answer is lost, it is unknown whether the commit happened: that is
     /// [`Error::CommitUnknown`]. Committed events are then delivered by the poller.
     pub async fn commit(mut self) -> Result<()> {
+        self.may_end()?;
         self.is_whole()?;
         // PostgreSQL answers the commit of an aborted transaction with a rollback, and no error.
         if self.events_uncertain || (self.touched && (self.receiving || !self.callbacks.is_empty())) {
@@ -137,13 +221,10 @@ impl<'c, DB: Database> Tx<'c, DB> {
         }
         let Some(inner) = self.inner.take() else { return Ok(()) };
         // From here on a drop must not report a rollback: the outcome is open.
-        let after_end = AfterEnd {
-            batches: std::mem::take(&mut self.batches),
-            callbacks: std::mem::take(&mut self.callbacks),
-        };
+        let after_end = self.after_end();
         match inner.commit().await {
             // Released, not committed: the outer transaction decides.
-            Ok(()) if self.savepoint => Ok(()),
+            Ok(()) if self.end == End::OfSavepoint => Ok(()),
             Ok(()) => {
                 after_end.committed(self.outbox.hooks());
                 Ok(())
@@ -162,6 +243,7 @@ impl<'c, DB: Database> Tx<'c, DB> {
     /// rolled back before its next use, and a transaction whose connection is gone can no longer be
     /// committed.
     pub async fn rollback(mut self) -> Result<()> {
+        self.may_end()?;
         match self.inner.take() {
             // Dropping the handle calls callbacks and hooks, whatever the result.
             Some(inner) => Ok(inner.rollback().await?),
@@ -184,12 +266,21 @@ impl<'c, DB: Database> Tx<'c, DB> {
         Ok(())
     }
 
-    fn end_rolled_back(&mut self) {
-        let after_end = AfterEnd {
+    /// Error for a handle that was moved out of a [`BoundTx`].
+    fn may_end(&self) -> Result<()> {
+        if self.end == End::OfCaller {
+            return Err(Error::Lifecycle(
+                "the transaction is bound: commit it, or roll it back, by the transaction of sqlx",
+            ));
+        }
+        Ok(())
+    }
+
+    fn after_end(&mut self) -> AfterEnd {
+        AfterEnd {
             batches: std::mem::take(&mut self.batches),
             callbacks: std::mem::take(&mut self.callbacks),
-        };
-        after_end.rolled_back(self.outbox.hooks());
+        }
     }
 
     /// Settles events in this transaction.
@@ -206,11 +297,6 @@ impl<'c, DB: Database> Tx<'c, DB> {
     /// The connection, for writing events on it.
     pub(crate) fn connection(&mut self) -> &mut DB::Connection {
         self.inner.as_mut().expect("only commit and rollback take it, and they consume the handle")
-    }
-
-    pub(crate) fn wrote(&mut self, batch: WrittenBatch) {
-        self.batches.push(batch);
-        self.touched = false;
     }
 
     /// Records a query of the inbox on this connection.
@@ -244,10 +330,6 @@ impl<'c, DB: Database> Tx<'c, DB> {
     /// Records that the log has answered on this connection, so the transaction is valid.
     pub(crate) fn answered(&mut self) {
         self.touched = false;
-    }
-
-    pub(crate) fn is_savepoint(&self) -> bool {
-        self.savepoint
     }
 
     /// Records a failed write: PostgreSQL may have aborted the transaction, and other databases may
@@ -341,8 +423,11 @@ impl<DB: Database> Drop for Tx<'_, DB> {
         if let Some(inner) = self.inner.take() {
             inner.abandon();
         }
-        // A commit has already taken the callbacks and batches.
-        self.end_rolled_back();
+        // A commit, and `BoundTx::finish`, have already taken the callbacks and batches.
+        let after_end = self.after_end();
+        if self.end != End::OfCaller {
+            after_end.rolled_back(self.outbox.hooks());
+        }
     }
 }
 
@@ -353,45 +438,112 @@ impl<DB: Database> fmt::Debug for Tx<'_, DB> {
     }
 }
 
-/// The events written into a transaction whose end the outbox does not see.
+/// A borrowed transaction of sqlx: has all methods of [`Tx`], and its caller ends it. From
+/// [`Outbox::bind`].
 ///
-/// Call [`committed`](Receipt::committed) after your commit to wake the relay at once. Otherwise
-/// the events are delivered with the next poll.
-#[must_use = "call `committed()` after your commit, or the events wait for the next poll"]
-#[derive(Debug)]
-pub struct Receipt {
-    ids: Vec<EventId>,
-    batch: ReceiptBatch,
+/// Neither a commit nor a rollback is possible through it, and dropping it does not roll back.
+///
+/// After [`finish`](BoundTx::finish) and the commit, the [`Receipt`] wakes the relay, and calls
+/// hooks and callbacks. Without a receipt none of them is called, and the events are delivered with
+/// the next poll:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
+/// # use outbox::{Event, Outbox};
+/// # let outbox = Outbox::sqlite(":memory:").await?;
+/// # outbox.migrate().await?;
+/// # sqlx::query("CREATE TABLE orders (id INTEGER)").execute(outbox.pool()).await?;
+/// # let pool = outbox.pool();
+/// let mut tx = pool.begin().await?;                                      // sqlx's own
+/// let mut bound = outbox.bind(&mut tx);
+/// bound.write(Event::new("order.placed").json(&42)).await?;
+/// sqlx::query("INSERT INTO orders (id) VALUES ($1)").bind(42).execute(&mut **bound).await?;
+/// bound.after_commit(|| println!("on its way"));
+/// let receipt = bound.finish();
+/// tx.commit().await?;
+/// receipt.committed();
+///
+/// let mut tx = pool.begin().await?;
+/// outbox.bind(&mut tx).write(Event::new("order.placed").json(&43)).await?;   // no receipt
+/// tx.commit().await?;
+/// # Ok(()) }
+/// ```
+///
+/// Return early after an error of a method. On PostgreSQL the transaction is aborted then, and its
+/// commit is a rollback without an error. After an append to the log that was cancelled half way,
+/// [`Tx`] would refuse the commit, but the transaction of sqlx does not.
+///
+/// ```compile_fail,E0507
+/// # async fn wrong(outbox: outbox::Outbox<sqlx::Sqlite>) -> outbox::Result<()> {
+/// let mut tx = outbox.pool().begin().await?;
+/// outbox.bind(&mut tx).commit().await?;                                  // use `tx.commit()`
+/// # Ok(()) }
+/// ```
+#[must_use = "does nothing until one of its methods is called"]
+pub struct BoundTx<'t, DB: Database>(Tx<'t, DB>);
+
+impl<'t, DB: Database> BoundTx<'t, DB> {
+    pub(crate) fn new(connection: &'t mut DB::Connection, outbox: Outbox<DB>) -> Self {
+        Self(Tx::new(Work::Bound(connection), outbox))
+    }
+
+    /// Ends the borrow. Use the receipt after the end of the transaction.
+    pub fn finish(mut self) -> Receipt {
+        Receipt { after_end: self.0.after_end(), hooks: self.0.outbox.hooks().clone() }
+    }
 }
 
-struct ReceiptBatch(WrittenBatch, Hooks);
+impl<'t, DB: Database> Deref for BoundTx<'t, DB> {
+    type Target = Tx<'t, DB>;
 
-impl fmt::Debug for ReceiptBatch {
+    fn deref(&self) -> &Tx<'t, DB> {
+        &self.0
+    }
+}
+
+impl<DB: Database> DerefMut for BoundTx<'_, DB> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+impl<DB: Database> fmt::Debug for BoundTx<'_, DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} events", self.0.events.len())
+        f.debug_tuple("BoundTx").field(&self.0).finish()
+    }
+}
+
+/// The events and callbacks of a [`BoundTx`], for the end of its transaction.
+///
+/// Call [`committed`](Receipt::committed) after the commit of the transaction, or
+/// [`rolled_back`](Receipt::rolled_back) after its rollback. The end of a nested transaction (a
+/// savepoint) is that of the outermost one, unless it is rolled back alone. A receipt that is
+/// dropped calls no hook and no callback, and committed events are delivered with the next poll.
+#[must_use = "call `committed()` after your commit, or the events wait for the next poll"]
+pub struct Receipt {
+    after_end: AfterEnd,
+    hooks: Hooks,
+}
+
+impl fmt::Debug for Receipt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.written()).finish()
     }
 }
 
 impl Receipt {
-    pub(crate) fn new(batch: WrittenBatch, hooks: Hooks) -> Self {
-        let ids = batch.events.iter().map(|event| event.id().clone()).collect();
-        Self { ids, batch: ReceiptBatch(batch, hooks) }
+    /// The results of all writes, in their order.
+    pub fn written(&self) -> impl Iterator<Item = &Written> {
+        self.after_end.batches.iter().flat_map(|batch| &batch.written)
     }
 
-    /// The ids of the events that were stored.
-    pub fn ids(&self) -> &[EventId] {
-        &self.ids
-    }
-
-    /// Call after the commit: wakes the relay.
+    /// Call after the commit: wakes the relay, calls hooks and callbacks.
     pub fn committed(self) {
-        let ReceiptBatch(batch, hooks) = self.batch;
-        batch.hand_over(&hooks);
+        self.after_end.committed(&self.hooks);
     }
 
-    /// Call after a rollback: calls the hooks.
+    /// Call after a rollback: calls hooks and callbacks.
     pub fn rolled_back(self) {
-        let ReceiptBatch(batch, hooks) = self.batch;
-        hooks.after_rollback(&batch.events);
+        self.after_end.rolled_back(&self.hooks);
     }
 }

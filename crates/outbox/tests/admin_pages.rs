@@ -5,7 +5,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use common::{Backend, FOREVER, Poll, numbered, until};
+use common::{Backend, FOREVER, Poll, ids_of, numbered, until};
 use outbox::store::{Attempt, Filter, Node};
 use outbox::{
     Backoff, Context, EventId, Failure, HandlerTx, NodeId, OnDead, Outcome, Outgoing, PublishError,
@@ -49,7 +49,7 @@ on_every_database! {
             numbered("unrouted", 1), numbered("late", 1).occurred_at(now - hour * 2).expires_at(now - hour),
             numbered("fine", 1),
         ];
-        let ids = db.outbox.send_all(sent).await.unwrap();
+        let ids = ids_of(db.outbox.send_all(sent).await.unwrap());
         let undecodable = EventId::from("undecodable");
         db.run("INSERT INTO {t} (event_id, event_type, payload, headers) VALUES ('undecodable', 'fine', '7', '[1]')").await.unwrap();
         for (mode, relay) in [("one", db.outbox.single_node()), ("many", db.outbox.multi_node())] {

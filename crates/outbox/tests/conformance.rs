@@ -285,7 +285,7 @@ mod sql {
             [StoreOptions::default().table("a; DROP TABLE b"), StoreOptions::default().schema("a\"b")]
         {
             let error = open_store(url, &options).await.unwrap_err();
-            assert!(matches!(error, Error::Identifier { .. } | Error::Setting(_)), "{error:?}");
+            assert!(matches!(error, Error::Identifier { .. } | Error::Setting { .. }), "{error:?}");
         }
     }
 
@@ -380,7 +380,7 @@ mod sql {
     async fn sqlite_has_no_schemas() {
         let harness = DatabaseHarness::sqlite_file().await.unwrap();
         let error = open_store(harness.url().unwrap(), &harness.options().schema("app")).await.unwrap_err();
-        assert!(matches!(error, Error::Setting(_)), "{error:?}");
+        assert!(matches!(error, Error::Setting { .. }), "{error:?}");
     }
 
     /// Two stores with equal table names, in different schemas.

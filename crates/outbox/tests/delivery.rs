@@ -7,7 +7,7 @@ mod failing_store;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Backend, FOREVER, Gate, Seen, TestDb, numbered, until};
+use common::{Backend, FOREVER, Gate, Seen, TestDb, ids_of, numbered, until};
 use outbox::store::{EXCLUSIVE, Filter, Holder, Leadership, NodeId, Origin, Status, Take};
 use outbox::{Backoff, Error, Event, EventId, Failure, OnDead, RelayBuilder};
 
@@ -52,7 +52,7 @@ on_every_database! {
         for relay in [db.outbox.single_node(), db.outbox.multi_node()] {
             let seen = Seen::default();
             let relay = relay.on_type("e", seen.handler()).skip_recent(NEVER).poll_interval(NEVER).start().await.unwrap();
-            let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+            let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
             seen.reach(1).await;
             relay.idle().await.unwrap();
             let stored = db.find(&id).await;
@@ -123,7 +123,7 @@ on_every_database! {
                 async move { if cx.attempt() == 1 { Err(outbox::Failure::retry("no answer")) } else { Ok(()) } }
             });
             let relay = relay.start().await.unwrap();
-            let ids = db.outbox.send_all([numbered("e", 1), numbered("e", 2).dedup_key("d")]).await.unwrap();
+            let ids = ids_of(db.outbox.send_all([numbered("e", 1), numbered("e", 2).dedup_key("d")]).await.unwrap());
             let mut all = Vec::new();
             while all.len() < 4 {
                 all.push(received.recv().await.unwrap());
@@ -403,7 +403,7 @@ on_every_database! {
 
     /// The same for an error that is not transient, as a full disk causes.
     async fn a_database_that_refuses_verdicts_for_a_while_repeats_no_handler(|db|) {
-        let store = failing_store::FailingStore::settle(db.outbox.store(), 6, || Error::Store("disk full".to_owned()));
+        let store = failing_store::FailingStore::settle(db.outbox.store(), 6, || Error::Store("disk full".into()));
         let seen = Seen::default();
         let relay = RelayBuilder::single_node(store.clone()).on_type("e", seen.handler()).poll_interval(5 * MS)
             .start().await.unwrap();
@@ -466,8 +466,8 @@ on_every_database! {
                 .on_type("e", seen.behind(&gate)).start().await.unwrap());
         }
         let mut tx = db.outbox.begin().await.unwrap();
-        db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
-        let id = db.outbox.send(numbered("e", 0)).await.unwrap().unwrap();
+        tx.write(numbered("e", 1)).await.unwrap();
+        let id = db.outbox.send(numbered("e", 0)).await.unwrap().id;
         seen.reach(1).await;
         // The handler of 0 needs several leases; the transaction stays open for all of them. A
         // renewal follows the one before after a third of a lease, so after four the lease of 1 is
@@ -496,7 +496,7 @@ on_every_database! {
             let seen = Seen::default();
             let relay = relay.on_type("e", seen.handler()).poll_interval(50 * MS).start().await.unwrap();
             let mut late = writer.outbox.begin().await.unwrap();
-            writer.outbox.write(&mut late, numbered("e", 0)).await.unwrap();
+            late.write(numbered("e", 0)).await.unwrap();
             writer.write("e", 1..60).await;
             seen.reach(59).await;
             relay.idle().await.unwrap();
@@ -513,10 +513,10 @@ on_every_database! {
             let seen = Seen::default();
             let relay = relay.on_type("e", seen.handler()).start().await.unwrap();
             let at = db.clock.as_ref().unwrap().now() + chrono::Duration::seconds(30);
-            let ids = db.outbox.send_all([
+            let ids = ids_of(db.outbox.send_all([
                 numbered("e", 1).deliver_after(Duration::from_secs(60)),
                 numbered("e", 0).occurred_at(at - chrono::Duration::seconds(60)).available_at(at),
-            ]).await.unwrap();
+            ]).await.unwrap());
             relay.idle().await.unwrap();
             assert_eq!(seen.count(), 0);
             assert_eq!(db.find(&ids[0]).await.lease, None);
@@ -535,7 +535,7 @@ on_every_database! {
     async fn a_relay_that_claims_its_own_event_again_continues_with_it(frozen |db|) {
         let (seen, gate) = (Seen::default(), Gate::closed());
         let drafts = (0..3).map(|n| numbered("e", n).ordering_key("k"));
-        let ids = db.outbox.send_all(drafts).await.unwrap();
+        let ids = ids_of(db.outbox.send_all(drafts).await.unwrap());
         let relay = db.outbox.multi_node().presence(NEVER).poll_interval(5 * MS).on_type("e", seen.behind(&gate));
         let relay = relay.start().await.unwrap();
         seen.reach(1).await;
@@ -567,8 +567,8 @@ on_every_database! {
     async fn an_event_past_its_expiry_is_dead_and_never_handled(frozen |db|) {
         let seen = Seen::default();
         let soon = db.clock.as_ref().unwrap().now() + chrono::Duration::seconds(10);
-        let old = db.outbox.send(numbered("e", 0).expires_at(soon)).await.unwrap().unwrap();
-        let still_good = db.outbox.send(numbered("e", 1).expires_at(soon + chrono::Duration::days(1))).await.unwrap().unwrap();
+        let old = db.outbox.send(numbered("e", 0).expires_at(soon)).await.unwrap().id;
+        let still_good = db.outbox.send(numbered("e", 1).expires_at(soon + chrono::Duration::days(1))).await.unwrap().id;
         db.advance(Duration::from_secs(11));
         let relay = db.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
         relay.idle().await.unwrap();

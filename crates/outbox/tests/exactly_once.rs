@@ -255,7 +255,7 @@ async fn consume<DB: Backend>(outbox: &Outbox<DB>, role: &mut Role) {
         let event = usize::try_from(event).unwrap();
 
         let mut tx = outbox.begin().await.unwrap();
-        let first = outbox.once(&mut tx, "booking", event_id(event)).await.unwrap();
+        let first = tx.once("booking", event_id(event)).await.unwrap();
         if first {
             let book = format!("UPDATE {table}_account SET balance = balance + {}", amount(event));
             DB::execute_sql(&mut tx, &book).await.unwrap();

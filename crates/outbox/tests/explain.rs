@@ -53,8 +53,8 @@ impl Publisher for Broker {
 on_every_database! {
     async fn the_life_of_an_event_is_explained(|db|) {
         let (admin, seen, gate) = (db.outbox.admin(), Seen::default(), Gate::closed());
-        let id = db.outbox.send(numbered("slow", 1).ordering_key("k")).await.unwrap().unwrap();
-        let next = db.outbox.send(numbered("slow", 2).ordering_key("k")).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("slow", 1).ordering_key("k")).await.unwrap().id;
+        let next = db.outbox.send(numbered("slow", 2).ordering_key("k")).await.unwrap().id;
         let alone = admin.explain(&id).await.unwrap();
         assert!(matches!(alone.reason(), Reason::Waiting { at_work: false, .. }), "{alone}");
 
@@ -73,8 +73,8 @@ on_every_database! {
         let (admin, seen) = (db.outbox.admin(), Seen::default());
         let relay = db.outbox.ordered().poll_interval(5 * MS).retry(Backoff::default().base(DAY).max(DAY))
             .on_type("fails", seen.returning(|_| Err(Failure::retry("503")))).start().await.unwrap();
-        let id = db.outbox.send(numbered("fails", 1).ordering_key("k")).await.unwrap().unwrap();
-        let next = db.outbox.send(numbered("fails", 2).ordering_key("k")).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("fails", 1).ordering_key("k")).await.unwrap().id;
+        let next = db.outbox.send(numbered("fails", 2).ordering_key("k")).await.unwrap().id;
         let retry = becomes(&admin, &id, |reason| matches!(reason, Reason::NotDue { attempts: 1, .. })).await;
         assert!(retry.to_string().contains("503"), "{retry}");
         let behind = becomes(&admin, &next, |reason| matches!(reason, Reason::Behind { .. })).await;
@@ -87,7 +87,7 @@ on_every_database! {
         let (admin, seen, gate) = (db.outbox.admin(), Seen::default(), Gate::closed());
         let relay = db.outbox.single_node().poll_interval(5 * MS).on_type("slow", seen.behind(&gate))
             .start().await.unwrap();
-        let id = db.outbox.send(numbered("slow", 1)).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("slow", 1)).await.unwrap().id;
         seen.reach(1).await;
         let explained = becomes(&admin, &id, |reason| matches!(reason, Reason::WithLeader { .. })).await;
         assert!(explained.to_string().contains("leads this table alone"), "{explained}");
@@ -100,7 +100,7 @@ on_every_database! {
         let (admin, broker) = (db.outbox.admin(), Arc::new(Broker::default()));
         let relay = db.outbox.multi_node().poll_interval(5 * MS).forward(["order"], broker.clone())
             .start().await.unwrap();
-        let id = db.outbox.send(Event::new("order").json(&1)).await.unwrap().unwrap();
+        let id = db.outbox.send(Event::new("order").json(&1)).await.unwrap().id;
         let explained = becomes(&admin, &id, |reason| matches!(reason, Reason::Outage { .. })).await;
         for word in ["goes to broker", "not healthy", relay.node().as_str()] {
             assert!(explained.to_string().contains(word), "no {word:?} in {explained}");
@@ -113,7 +113,7 @@ on_every_database! {
     /// A cancelled event, and one that never existed.
     async fn an_unknown_event_is_explained_too(|db|) {
         let admin = db.outbox.admin();
-        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
         assert!(admin.cancel(&id).await.unwrap());
         assert_eq!(*admin.explain(&id).await.unwrap().reason(), Reason::Unknown);
     }

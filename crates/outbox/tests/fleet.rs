@@ -93,7 +93,7 @@ async fn mistakes_are_reported_before_anything_runs() {
     let folder = Folder::new();
     let open = async |builder: outbox::fleet::FleetBuilder| builder.open().await.unwrap_err();
     let none = open(Fleet::builder()).await;
-    assert!(matches!(&none, Error::Setting(text) if text.contains("without databases")), "{none}");
+    assert!(matches!(&none, Error::Setting { reason, .. } if reason.contains("without databases")), "{none}");
     let twice = open(Fleet::builder().database("a", folder.url("a")).database("a", folder.url("b"))).await;
     assert!(matches!(&twice, Error::DuplicateDatabase { name } if name == "a"), "{twice}");
     for url in ["sqlite::memory:", "oracle://ada:s3cret@db/x", "postgres://ada:s3cret@db:nowhere/x"] {
@@ -102,12 +102,12 @@ async fn mistakes_are_reported_before_anything_runs() {
         assert!(!format!("{bad} {bad:?}").contains("s3cret"), "{bad}");
     }
     let unnamed = open(Fleet::builder().database("", folder.url("a"))).await;
-    assert!(matches!(unnamed, Error::Setting(_)), "{unnamed}");
+    assert!(matches!(unnamed, Error::Setting { .. }), "{unnamed}");
     let zero = open(Fleet::builder().database("a", folder.url("a")).max_connections(0)).await;
-    assert!(matches!(zero, Error::Setting(_)), "{zero}");
+    assert!(matches!(zero, Error::Setting { .. }), "{zero}");
     let both = Script::of([Answer::Found(vec![folder.database("a")])]);
     let both = open(Fleet::builder().database("a", folder.url("a")).discovery(both)).await;
-    assert!(matches!(both, Error::Setting(_)), "{both}");
+    assert!(matches!(both, Error::Setting { .. }), "{both}");
 }
 
 /// In each mode and on each kind of database, the relay delivers events of the router and of other
@@ -235,7 +235,7 @@ async fn a_transaction_of_a_fleet_is_rolled_back_when_it_is_dropped() -> Result 
     let fleet = Fleet::builder().database("a", folder.url("a")).migrate(true).open().await?;
     let outbox: Outbox<Sqlite> = fleet.outbox("a")?;
     let mut tx = outbox.begin().await?;
-    outbox.write(&mut tx, numbered("n", 1)).await?;
+    tx.write(numbered("n", 1)).await?;
     drop(tx);
     // A `begin` that is dropped half way leaves no connection behind either.
     for _ in 0..50 {
@@ -320,7 +320,9 @@ async fn a_failed_discovery_removes_nothing() -> Result {
 #[tokio::test]
 async fn the_first_discovery_must_succeed_and_later_ones_run_by_themselves() -> Result {
     let failed = Fleet::builder().discovery(Script::of([Answer::Error])).open().await;
-    assert!(matches!(failed, Err(Error::Discovery(_))));
+    let Err(failed @ Error::Discovery(_)) = failed else { panic!("{failed:?}") };
+    let source = std::error::Error::source(&failed).unwrap();
+    assert_eq!(source.to_string(), "the directory is unavailable");
     let folder = Folder::new();
     let script =
         Script::of([Answer::Found(vec![]), Answer::Error, Answer::Found(vec![folder.database("a")])]);

@@ -6,13 +6,13 @@ mod fleet_fixtures;
 
 use std::time::Duration;
 
-use common::{Poll, Seen, numbered, until};
+use common::{Poll, Seen, ids_of, numbered, until};
 use fleet_fixtures::Folder;
 use outbox::fleet::FleetRelay;
 use outbox::store::JoinFilter;
 use outbox::{
     Context, Database, Error, Event, Failure, Fleet, Handled, HandlerTx, Join, JoinId, JoinStatus, JoinWait,
-    Message, NewJoin, Outbox, Tx,
+    Message, NewJoin, Outbox,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::{MySql, Postgres, Sqlite};
@@ -83,8 +83,8 @@ impl JoinFleet {
 async fn remote<DB: Database>(fleet: &Fleet, name: &str, join: &JoinId, numbers: std::ops::Range<u64>) {
     let outbox: Outbox<DB> = fleet.outbox(name).unwrap();
     let mut tx = outbox.begin().await.unwrap();
-    let steps = outbox.write_all(&mut tx, numbers.map(|n| numbered("step", n))).await.unwrap();
-    outbox.joins_in(&mut tx).attach_all(join.at("home"), &steps).await.unwrap();
+    let steps = ids_of(tx.write_all(numbers.map(|n| numbered("step", n))).await.unwrap());
+    tx.joins().attach_all(join.at("home"), &steps).await.unwrap();
     tx.commit().await.unwrap();
 }
 
@@ -95,14 +95,14 @@ async fn steps_in_other_databases_are_counted_in_the_joins_own() {
     let all = setup.kinds.len() as u32 * 10;
     let mut tx = setup.home().begin().await.unwrap();
     let home = setup.home();
-    let mut joins = home.joins_in(&mut tx);
+    let mut joins = tx.joins();
     let join = joins.start(NewJoin::of(all + 1).group("run")).await.unwrap().id;
     joins.wait(&join, JoinWait::new().then(Event::new("then").json(&7))).await.unwrap();
     tx.commit().await.unwrap();
     let relay = setup.relay(&steps, &follow_ups).await;
     setup.write_steps(&join, 0..10).await;
     // One step is in the join's own database.
-    let local = home.send(numbered("step", 99)).await.unwrap().unwrap();
+    let local = home.send(numbered("step", 99)).await.unwrap().id;
     home.joins().attach(&join, &local).await.unwrap();
     follow_ups.reach(1).await;
     relay.idle().await.unwrap();
@@ -192,7 +192,7 @@ async fn a_forged_report_is_dead_and_settles_no_join() {
     let other = b.joins().start(NewJoin::of(1)).await.unwrap().id;
     // A step of tenant-a that is attached, and not due for a day.
     let day = Duration::from_secs(86_400);
-    let pending = a.send(Event::new("step").json(&1).deliver_after(day)).await.unwrap().unwrap();
+    let pending = a.send(Event::new("step").json(&1).deliver_after(day)).await.unwrap().id;
     a.joins().attach(join.at("tenant-b"), &pending).await.unwrap();
     let forgeries = [
         forged("tenant-b", join.as_str(), "s1", "completed"),
@@ -267,7 +267,7 @@ async fn a_reports_age_counts_from_the_time_of_storing() {
     let fleet = Fleet::builder().database("a", folder.url("a")).migrate(true).open().await.unwrap();
     let a: Outbox<Sqlite> = fleet.outbox("a").unwrap();
     let seen = Seen::default();
-    let step = a.send(numbered("step", 1)).await.unwrap().unwrap();
+    let step = a.send(numbered("step", 1)).await.unwrap().id;
     a.joins().attach(JoinId::from("join-7").at("gone"), &step).await.unwrap();
     for (set, dead) in [
         ("occurred_at = '2020-01-01 00:00:00.000000'", 0),
@@ -302,7 +302,7 @@ async fn a_report_to_an_unknown_database_is_dead_after_a_day() {
     let a: Outbox<Sqlite> = fleet.outbox("a").unwrap();
     let join = JoinId::from("join-7");
     let seen = Seen::default();
-    let step = a.send(numbered("step", 1)).await.unwrap().unwrap();
+    let step = a.send(numbered("step", 1)).await.unwrap().id;
     a.joins().attach(join.at("gone"), &step).await.unwrap();
     let relay = fleet.multi_node().on_any(seen.handler()).start().await.unwrap();
     seen.reach(1).await;
@@ -352,7 +352,7 @@ async fn handlers_get_transactions_of_their_events_own_database() {
         let outbox: Outbox<Sqlite> = fleet.outbox(name).unwrap();
         let mut tx = outbox.begin().await.unwrap();
         sqlx::query("CREATE TABLE account (amount INTEGER)").execute(&mut *tx).await.unwrap();
-        outbox.write_all(&mut tx, amounts.map(Booked)).await.unwrap();
+        tx.write_all(amounts.map(Booked)).await.unwrap();
         tx.commit().await.unwrap();
     }
     let relay = fleet.multi_node().on(book).start().await.unwrap();
@@ -379,7 +379,7 @@ async fn a_handler_that_wants_another_kind_of_transaction_is_refused_at_start() 
     let folder = Folder::new();
     let fleet = Fleet::builder().database("a", folder.url("a")).migrate(true).open().await.unwrap();
     let error = fleet.multi_node().on(on_postgres).start().await.unwrap_err();
-    assert!(matches!(&error, Error::Setting(text) if text.contains("PostgreSQL")), "{error:?}");
+    assert!(matches!(&error, Error::Setting { reason, .. } if reason.contains("PostgreSQL")), "{error:?}");
     let relay = fleet.multi_node().on(book).start().await.unwrap();
     relay.stop().await.unwrap();
     fleet.close().await;

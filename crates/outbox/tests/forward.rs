@@ -220,7 +220,7 @@ on_every_database! {
         let latch = LatchPublisher::expecting(1);
         let unreliable = Arc::new(Unreliable::new(&latch, false, 0));
         let relay = db.outbox.single_node().retry(Backoff::never()).forward(["e"], unreliable.clone()).start().await.unwrap();
-        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
         for checks in 1..=3 {
             relay.poll_once().await.unwrap();
             let is_checked = async || {
@@ -308,7 +308,7 @@ on_every_database! {
                 db.outbox.send(Event::new("e").tenant(tenant).json(&n)).await.unwrap();
             }
         }
-        let nowhere = db.outbox.send(Event::new("e").json(&9)).await.unwrap().unwrap();
+        let nowhere = db.outbox.send(Event::new("e").json(&9)).await.unwrap().id;
         fine.wait(FOREVER).await.expect("the other tenant's events arrive");
         lost.is_up.store(true, Ordering::SeqCst);
         relay_until(&relay, || lost.arrived() == 5).await;
@@ -816,7 +816,7 @@ on_every_database! {
         let retry = Backoff::default().base(SEC).max(SEC).no_jitter();
         let publisher = Unreliable::new(&latch, true, 2);
         let relay = db.outbox.single_node().retry(retry).forward(["e"], publisher).start().await.unwrap();
-        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
         for attempts in 1..=2 {
             relay.idle().await.unwrap();
             let stored = db.find(&id).await;

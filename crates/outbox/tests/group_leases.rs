@@ -9,7 +9,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use common::{Backend, TestDb, numbered, until};
 use outbox::store::{
     Delivery, EXCLUSIVE, Holder, KeyProgress, KeyQueueId, Leadership, OnDead, Origin, Settlement,
@@ -321,7 +320,7 @@ async fn taking_over_a_key_waits_for_no_writer_of_another_key<DB: Backend>() {
     let store = db.outbox.store();
     db.outbox.send_all((0..2).map(|n| numbered("e", n).ordering_key("key"))).await.unwrap();
     let mut open = db.outbox.begin().await.unwrap();
-    db.outbox.write(&mut open, numbered("e", 3).ordering_key("another")).await.unwrap();
+    open.write(numbered("e", 3).ordering_key("another")).await.unwrap();
     assert_eq!(take(&store, "one").await.len(), 2);
     db.advance(LEASE);
     let taken = tokio::time::timeout(Duration::from_secs(20), take(&store, "two")).await;

@@ -41,7 +41,7 @@ async fn deliver(
     event: impl outbox::IntoEvent,
 ) -> outbox::store::StoredEvent {
     let relay = relay.start().await.unwrap();
-    let id = db.outbox.send(event).await.unwrap().unwrap();
+    let id = db.outbox.send(event).await.unwrap().id;
     relay.idle().await.unwrap();
     relay.stop().await.unwrap();
     db.find(&id).await
@@ -88,7 +88,8 @@ impl Interceptor for Returned {
 }
 
 on_every_database! {
-    /// A message, a state, a header, an argument of the application and a transaction: in any order.
+    /// A message, a state, a header, an argument of the application and a transaction: in any
+    /// order.
     async fn arguments_come_in_any_order(|db|) {
         db.run("CREATE TABLE {t}_booked (number bigint NOT NULL)").await.unwrap();
         let table = db.table.clone();
@@ -109,7 +110,7 @@ on_every_database! {
         );
         let relay = relay.start().await.unwrap();
         let event = Event::new("paid").json(&Paid { order: 7 }).tenant("acme").header("locale", "de");
-        let id = db.outbox.send(event).await.unwrap().unwrap();
+        let id = db.outbox.send(event).await.unwrap().id;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!(db.find(&id).await.last_error, None);
@@ -127,7 +128,7 @@ on_every_database! {
             async {}
         }).retry(Backoff::never()));
         let relay = relay.start().await.unwrap();
-        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
         returned.0.notified().await;
         // SQLite has one writer, which the kept transaction is.
         drop(kept.lock().unwrap().take());
@@ -192,7 +193,7 @@ on_every_database! {
             let relay = relay.on_type("mail", mail.handler()).on_type("other", other.handler()).start().await.unwrap();
             assert!(relay.pause("mail") && !relay.pause("mail"));
             assert_eq!(relay.paused(), ["mail"]);
-            let hot = db.outbox.send(numbered("mail", 0)).await.unwrap().unwrap();
+            let hot = db.outbox.send(numbered("mail", 0)).await.unwrap().id;
             db.outbox.send_all((1..5).map(|n| numbered("mail", n).ordering_key("k"))).await.unwrap();
             db.outbox.send_all([numbered("other", 5).ordering_key("k"), numbered("other", 6)]).await.unwrap();
             other.reach(1).await;
@@ -234,7 +235,7 @@ on_every_database! {
         for event in written.of_type("in another") {
             assert_eq!(event.correlation_id(), Some("order-7"));
         }
-        let uncorrelated = db.outbox.send(numbered("alone", 1)).await.unwrap().unwrap();
+        let uncorrelated = db.outbox.send(numbered("alone", 1)).await.unwrap().id;
         assert_eq!(db.find(&uncorrelated).await.event.unwrap().correlation_id(), None);
     }
 }
@@ -282,7 +283,7 @@ async fn a_missing_or_doubled_state_keeps_the_relay_from_starting() {
     let db = fresh().await;
     let needs_shop = async |_: State<Shop>, _: Context| {};
     let error = db.outbox.single_node().on_type("e", needs_shop).start().await.unwrap_err();
-    assert!(matches!(error, Error::Setting(_)), "{error:?}");
+    assert!(matches!(error, Error::Setting { .. }), "{error:?}");
     assert!(error.to_string().contains("Shop>`, but the relay has no such state"), "{error}");
     // In any order.
     let relay = db.outbox.single_node().on_type("e", needs_shop).state(Shop { name: "books" });
@@ -418,7 +419,7 @@ async fn middleware_may_refuse_change_panic_and_hang() {
         panic!("on purpose")
     }
     async fn hang(_: Context, _: Next) {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
     let db = fresh().await;
     let relay = |called: &Seen| {
@@ -487,7 +488,7 @@ async fn a_handler_hears_that_its_relay_stops() {
         }
     };
     let relay = db.outbox.single_node().drain(SEC * 200).on_type("e", handler).start().await.unwrap();
-    let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+    let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
     seen.reach(1).await;
     common::in_time(relay.stop()).await.unwrap();
     let stored = db.find(&id).await;

@@ -27,7 +27,7 @@ on_every_database! {
             let seen = Seen::default();
             let relay = relay.retry(three())
                 .on_type("e", seen.returning(|_| Err(Failure::retry("no luck")))).start().await.unwrap();
-            let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+            let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
             for attempt in 1..=3u32 {
                 relay.idle().await.unwrap();
                 assert_eq!(seen.count(), attempt as usize, "not before it is due");
@@ -50,7 +50,7 @@ on_every_database! {
         let seen = Seen::default();
         let relay = db.outbox.single_node().retry(three())
             .on_type("e", seen.returning(|cx| panic!("attempt {}", cx.attempt()))).start().await.unwrap();
-        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
         for _ in 0..5 {
             relay.idle().await.unwrap();
             db.advance(SEC);
@@ -68,7 +68,7 @@ on_every_database! {
             assert_eq!(cx.attempt(), 1);
             Ok(Outcome::Snooze(SEC))
         })).start().await.unwrap();
-        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
         for deferral in 1..=5 {
             relay.idle().await.unwrap();
             assert_eq!(seen.count(), deferral);
@@ -83,7 +83,7 @@ on_every_database! {
         let seen = Seen::default();
         let relay = db.outbox.single_node().retry(three())
             .on_type("e", seen.returning(|_| Err(Failure::retry_after(SEC * 60, "busy")))).start().await.unwrap();
-        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
         relay.idle().await.unwrap();
         db.advance(SEC * 59);
         relay.idle().await.unwrap();
@@ -106,7 +106,7 @@ on_every_database! {
             .start().await.unwrap();
         let mut ids = Vec::new();
         for event_type in ["returned", "failed", "parsed"] {
-            ids.push(db.outbox.send(numbered(event_type, 1)).await.unwrap().unwrap());
+            ids.push(db.outbox.send(numbered(event_type, 1)).await.unwrap().id);
         }
         relay.idle().await.unwrap();
         for (id, reason) in ids.iter().zip(["not wanted", "hopeless", "invalid digit found in string"]) {
@@ -126,10 +126,10 @@ on_every_database! {
             let relay = relay.on_type("later", seen.returning(|_| Ok(Outcome::Snooze(Duration::MAX))))
                 .on_type("again", seen.returning(|_| Err(Failure::retry_after(Duration::MAX, "busy"))))
                 .on_type("now", seen.handler()).start().await.unwrap();
-            let later = db.outbox.send(numbered("later", 1)).await.unwrap().unwrap();
-            let again = db.outbox.send(numbered("again", 2)).await.unwrap().unwrap();
+            let later = db.outbox.send(numbered("later", 1)).await.unwrap().id;
+            let again = db.outbox.send(numbered("again", 2)).await.unwrap().id;
             seen.reach(2).await;
-            let now = db.outbox.send(numbered("now", 3)).await.unwrap().unwrap();
+            let now = db.outbox.send(numbered("now", 3)).await.unwrap().id;
             seen.reach(3).await;
             relay.idle().await.unwrap();
             assert_eq!(db.status(&later).await, Status::New);
@@ -144,7 +144,7 @@ on_every_database! {
         let relay = db.outbox.single_node()
             .on_type("e", async |_: Context| Err::<(), _>(Failure::dead(format!("a\0b'\";\u{1F600}{}", "ü".repeat(5_000)))))
             .start().await.unwrap();
-        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
         relay.idle().await.unwrap();
         let stored = db.find(&id).await;
         let text = stored.last_error.unwrap();
@@ -160,7 +160,7 @@ on_every_database! {
         let relay = db.outbox.multi_node().no_hot_path().on_type("Order.Created", upper.handler())
             .on_type("order.created", lower.handler()).start().await.unwrap();
         db.outbox.send_all([numbered("Order.Created", 1), numbered("order.created", 2)]).await.unwrap();
-        let unrouted = db.outbox.send(numbered("ORDER.CREATED", 3)).await.unwrap().unwrap();
+        let unrouted = db.outbox.send(numbered("ORDER.CREATED", 3)).await.unwrap().id;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!((upper.numbers(), lower.numbers()), (vec![1], vec![2]));
@@ -169,7 +169,7 @@ on_every_database! {
 
     async fn an_event_without_a_handler_is_dead_or_waits_for_a_node_that_knows_it(frozen |db|) {
         let relay = db.outbox.single_node().unrouted(Unrouted::Dead).start().await.unwrap();
-        let id = db.outbox.send(numbered("e", 1).aggregate("order", "1")).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("e", 1).aggregate("order", "1")).await.unwrap().id;
         relay.idle().await.unwrap();
         let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.attempts), (Status::Dead, 0));
@@ -177,7 +177,7 @@ on_every_database! {
         relay.stop().await.unwrap();
 
         let relay = db.outbox.single_node().unrouted(Unrouted::Retry).retry(three()).start().await.unwrap();
-        let id = db.outbox.send(numbered("e", 2)).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("e", 2)).await.unwrap().id;
         relay.idle().await.unwrap();
         let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.attempts), (Status::Retry, 1));
@@ -210,7 +210,7 @@ mod on_sqlite {
         event: impl outbox::IntoEvent,
     ) -> StoredEvent {
         let relay = relay.start().await.unwrap();
-        let id = db.outbox.send(event).await.unwrap().unwrap();
+        let id = db.outbox.send(event).await.unwrap().id;
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         db.find(&id).await
@@ -493,7 +493,7 @@ mod on_sqlite {
             (relay().route(any().max_concurrent(0)), "max_concurrent of a route must be greater than 0"),
         ] {
             let error = wrong.start().await.unwrap_err();
-            assert!(matches!(error, Error::Setting(_)) && error.to_string().contains(message), "{error}");
+            assert!(matches!(error, Error::Setting { .. }) && error.to_string().contains(message), "{error}");
         }
     }
 
@@ -513,7 +513,7 @@ mod on_sqlite {
         let seen = Seen::default();
         let relay = db.outbox.single_node().workers(1).retry(Bomb).on_type("bad", fails);
         let relay = relay.on_type("good", seen.handler()).start().await.unwrap();
-        let bad = db.outbox.send(numbered("bad", 1)).await.unwrap().unwrap();
+        let bad = db.outbox.send(numbered("bad", 1)).await.unwrap().id;
         relay.idle().await.unwrap();
         db.outbox.send(numbered("good", 1)).await.unwrap();
         seen.reach(1).await;

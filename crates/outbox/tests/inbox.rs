@@ -14,13 +14,13 @@ const DAY: Duration = Duration::from_secs(86_400);
 /// Calls `once` in its own transaction, and commits it.
 async fn once<DB: Backend>(db: &TestDb<DB>, consumer: &str, id: &str) -> bool {
     let mut tx = db.outbox.begin().await.unwrap();
-    let first = db.outbox.once(&mut tx, consumer, id).await.unwrap();
+    let first = tx.once(consumer, id).await.unwrap();
     tx.commit().await.unwrap();
     first
 }
 
-async fn each<DB: Backend>(db: &TestDb<DB>, tx: &mut Tx<'_, DB>, ids: &[&str]) -> Vec<bool> {
-    db.outbox.once_each(tx, "billing", ids).await.unwrap()
+async fn each<DB: Backend>(tx: &mut Tx<'_, DB>, ids: &[&str]) -> Vec<bool> {
+    tx.once_each("billing", ids).await.unwrap()
 }
 
 async fn entries<DB: Backend>(db: &TestDb<DB>) -> i64 {
@@ -31,8 +31,8 @@ on_every_database! {
     async fn an_event_is_new_to_a_consumer_once(|db|) {
         let id = EventId::generate();
         let mut tx = db.outbox.begin().await.unwrap();
-        assert!(db.outbox.once(&mut tx, "billing", &id).await.unwrap());
-        assert!(!db.outbox.once(&mut tx, "billing", &id).await.unwrap(), "in the same transaction too");
+        assert!(tx.once("billing", &id).await.unwrap());
+        assert!(!tx.once("billing", &id).await.unwrap(), "in the same transaction too");
         tx.commit().await.unwrap();
         assert!(!once(&db, "billing", id.as_str()).await);
         assert!(once(&db, "shipping", id.as_str()).await, "another consumer");
@@ -41,10 +41,10 @@ on_every_database! {
 
     async fn a_rollback_removes_the_entry(|db|) {
         let mut tx = db.outbox.begin().await.unwrap();
-        assert!(db.outbox.once(&mut tx, "billing", "a").await.unwrap());
+        assert!(tx.once("billing", "a").await.unwrap());
         tx.rollback().await.unwrap();
         let mut tx = db.outbox.begin().await.unwrap();
-        assert!(db.outbox.once(&mut tx, "billing", "a").await.unwrap());
+        assert!(tx.once("billing", "a").await.unwrap());
         drop(tx);
         assert!(once(&db, "billing", "a").await);
         assert_eq!(entries(&db).await, 1);
@@ -52,11 +52,13 @@ on_every_database! {
 
     async fn it_works_in_a_transaction_that_stays_yours(|db|) {
         let mut tx = db.outbox.pool().begin().await.unwrap();
-        assert!(db.outbox.once_on(&mut tx, "billing", "a").await.unwrap());
-        assert!(!db.outbox.once_on(&mut tx, "billing", "a").await.unwrap());
+        let mut bound = db.outbox.bind(&mut tx);
+        assert!(bound.once("billing", "a").await.unwrap());
+        assert!(!bound.once("billing", "a").await.unwrap());
+        drop(bound);
         tx.rollback().await.unwrap();
         let mut tx = db.outbox.pool().begin().await.unwrap();
-        assert!(db.outbox.once_on(&mut tx, "billing", "a").await.unwrap());
+        assert!(db.outbox.bind(&mut tx).once("billing", "a").await.unwrap());
         tx.commit().await.unwrap();
         assert!(!once(&db, "billing", "a").await);
     }
@@ -64,17 +66,17 @@ on_every_database! {
     async fn many_events_are_checked_at_once_and_answered_in_order(|db|) {
         once(&db, "billing", "b").await;
         let mut tx = db.outbox.begin().await.unwrap();
-        assert_eq!(each(&db, &mut tx, &["c", "b", "a", "c", "ä"]).await, [true, false, true, false, true]);
-        assert_eq!(each(&db, &mut tx, &["a", "d", "d"]).await, [false, true, false]);
-        assert!(each(&db, &mut tx, &[]).await.is_empty());
+        assert_eq!(each(&mut tx, &["c", "b", "a", "c", "ä"]).await, [true, false, true, false, true]);
+        assert_eq!(each(&mut tx, &["a", "d", "d"]).await, [false, true, false]);
+        assert!(each(&mut tx, &[]).await.is_empty());
         tx.commit().await.unwrap();
         let mut tx = db.outbox.begin().await.unwrap();
         let thousands: Vec<String> = (0..2_500).map(|n| format!("n{n}")).collect();
-        let first = db.outbox.once_each(&mut tx, "billing", &thousands).await.unwrap();
+        let first = tx.once_each("billing", &thousands).await.unwrap();
         assert_eq!(first, [true; 2_500]);
         tx.rollback().await.unwrap();
         let mut tx = db.outbox.begin().await.unwrap();
-        assert_eq!(each(&db, &mut tx, &["a", "n7", "b", "d", "e"]).await, [false, true, false, false, true]);
+        assert_eq!(each(&mut tx, &["a", "n7", "b", "d", "e"]).await, [false, true, false, false, true]);
         tx.commit().await.unwrap();
     }
 
@@ -82,12 +84,12 @@ on_every_database! {
     async fn ids_are_compared_exactly(|db|) {
         let alike = ["a", "A", "a ", " a", "ä", "a\u{308}", "à", "ａ", "ß", "ss", "'", "\\", "%", "\"", "🦀"];
         let mut tx = db.outbox.begin().await.unwrap();
-        assert_eq!(each(&db, &mut tx, &alike).await, vec![true; alike.len()]);
+        assert_eq!(each(&mut tx, &alike).await, vec![true; alike.len()]);
         for consumer in ["Billing", "billing ", "bílling"] {
-            assert!(db.outbox.once(&mut tx, consumer, "a").await.unwrap(), "{consumer:?}");
+            assert!(tx.once(consumer, "a").await.unwrap(), "{consumer:?}");
         }
         for id in alike {
-            assert!(!db.outbox.once(&mut tx, "billing", id).await.unwrap(), "{id:?}");
+            assert!(!tx.once("billing", id).await.unwrap(), "{id:?}");
         }
         tx.commit().await.unwrap();
     }
@@ -95,15 +97,15 @@ on_every_database! {
     async fn names_at_their_limits_fit_and_longer_ones_are_not_cut(|db|) {
         let (consumer, id) = ("🦀".repeat(128), "🦀".repeat(255));
         let mut tx = db.outbox.begin().await.unwrap();
-        assert!(db.outbox.once(&mut tx, &consumer, &id).await.unwrap());
-        assert_eq!(db.outbox.once_each(&mut tx, &consumer, [&id]).await.unwrap(), [false]);
+        assert!(tx.once(&consumer, &id).await.unwrap());
+        assert_eq!(tx.once_each(&consumer, [&id]).await.unwrap(), [false]);
         let too_long = format!("{id}x");
         let wrong: [(&str, &str); 6] =
             [("", "a"), ("a", ""), (&format!("{consumer}x"), "a"), ("a", &too_long), ("a\n", "a"), ("a", "b\0")];
         for (consumer, id) in wrong {
             let refused = [
-                db.outbox.once(&mut tx, consumer, id).await.unwrap_err(),
-                db.outbox.once_each(&mut tx, consumer, ["fine", id]).await.unwrap_err(),
+                tx.once(consumer, id).await.unwrap_err(),
+                tx.once_each(consumer, ["fine", id]).await.unwrap_err(),
             ];
             for error in refused {
                 let Error::Inbox(reason) = error else { panic!("{error:?}") };
@@ -126,11 +128,11 @@ on_every_database! {
         let other = db.another().await;
         for (id, commit) in [("committed", true), ("rolled back", false)] {
             let mut tx = db.outbox.begin().await.unwrap();
-            assert!(db.outbox.once(&mut tx, "billing", id).await.unwrap());
+            assert!(tx.once("billing", id).await.unwrap());
             let outbox = other.outbox.clone();
             let mut second = tokio::spawn(async move {
                 let mut tx = outbox.begin().await.unwrap();
-                let first = outbox.once(&mut tx, "billing", id).await.unwrap();
+                let first = tx.once("billing", id).await.unwrap();
                 tx.commit().await.unwrap();
                 first
             });
@@ -157,7 +159,7 @@ on_every_database! {
                 for id in 0..100u32 {
                     let id = ((id * 7 + n * 13) % 100).to_string();
                     let mut tx = outbox.begin().await.unwrap();
-                    let first = outbox.once(&mut tx, "billing", &id).await.unwrap();
+                    let first = tx.once("billing", &id).await.unwrap();
                     tx.commit().await.unwrap();
                     won += u32::from(first);
                 }
@@ -170,7 +172,7 @@ on_every_database! {
     /// PostgreSQL turns the commit of a failed transaction into a rollback, without an error.
     async fn an_inbox_entry_is_not_lost_without_an_error(|db|) {
         let mut tx = db.outbox.begin().await.unwrap();
-        assert!(db.outbox.once(&mut tx, "billing", "a").await.unwrap());
+        assert!(tx.once("billing", "a").await.unwrap());
         DB::execute_sql(&mut tx, "INSERT INTO there_is_no_such_table VALUES (1)").await.unwrap_err();
         let committed = tx.commit().await;
         let forgotten = once(&db, "billing", "a").await;
@@ -180,7 +182,7 @@ on_every_database! {
     async fn old_entries_are_purged_and_young_ones_stay(frozen |db|) {
         let mut tx = db.outbox.begin().await.unwrap();
         let old: Vec<String> = (0..1_200).map(|n| n.to_string()).collect();
-        db.outbox.once_each(&mut tx, "billing", &old).await.unwrap();
+        tx.once_each("billing", &old).await.unwrap();
         tx.commit().await.unwrap();
         db.advance(DAY);
         assert!(once(&db, "billing", "young").await);
@@ -212,7 +214,7 @@ on_every_database! {
     async fn without_its_table_the_error_says_what_to_do(|db|) {
         db.run("DROP TABLE {t}_inbox").await.unwrap();
         let mut tx = db.outbox.begin().await.unwrap();
-        let error = db.outbox.once(&mut tx, "billing", "a").await.unwrap_err();
+        let error = tx.once("billing", "a").await.unwrap_err();
         assert!(matches!(error, Error::NotMigrated { .. }), "{error:?}");
     }
 }

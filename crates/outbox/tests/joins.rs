@@ -7,8 +7,8 @@ use std::time::Duration;
 use common::{Backend, Seen, TestDb, numbered, until};
 use outbox::store::JoinFilter;
 use outbox::{
-    Error, Event, EventError, EventId, Failure, Join, JoinError, JoinId, JoinStatus, JoinWait, NewJoin,
-    NodeId, Outcome, PurgeSettings, RelayBuilder, WorkItem, WriterHook,
+    Error, Event, EventError, EventId, Failure, HookError, Join, JoinError, JoinId, JoinStatus, JoinWait,
+    NewJoin, NodeId, Outcome, PurgeSettings, RelayBuilder, WorkItem, WriterHook,
 };
 
 fn quick<DB: Backend>(builder: RelayBuilder<DB>) -> RelayBuilder<DB> {
@@ -31,7 +31,7 @@ fn sorry(number: u64) -> outbox::EventBuilder {
 struct Suppress;
 
 impl WriterHook for Suppress {
-    fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, String> {
+    fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, HookError> {
         Ok(events.into_iter().filter(|event| *event.event_type() != "secret").collect())
     }
 }
@@ -104,15 +104,15 @@ on_every_database! {
 
     /// The steps, the join and its follow-up are written together, or not at all.
     async fn a_fan_out_is_committed_or_rolled_back_with_its_transaction(|db|) {
-        let fan_out = || db.outbox.fan_out([numbered("step", 1), numbered("step", 2)]).then(then(1));
+        let steps = || [numbered("step", 1), numbered("step", 2)];
         let mut tx = db.outbox.begin().await.unwrap();
-        fan_out().write(&mut tx).await.unwrap();
+        tx.fan_out(steps()).then(then(1)).write().await.unwrap();
         tx.rollback().await.unwrap();
         assert!(db.outbox.admin().joins(&JoinFilter::default(), 9).await.unwrap().is_empty());
         assert_eq!(db.status_counts().await, (0, 0, 0, 0));
 
         let mut tx = db.outbox.begin().await.unwrap();
-        let written = fan_out().write(&mut tx).await.unwrap();
+        let written = tx.fan_out(steps()).then(then(1)).write().await.unwrap();
         tx.commit().await.unwrap();
         let joins = db.outbox.admin().joins(&JoinFilter::default(), 9).await.unwrap();
         assert_eq!(joins.iter().map(|join| &join.id).collect::<Vec<_>>(), [&written.join]);
@@ -164,13 +164,13 @@ on_every_database! {
             joins.wait(&alone, JoinWait::new().then(then(1))).await.unwrap();
         }
         let mut tx = db.outbox.begin().await.unwrap();
-        let step = db.outbox.write(&mut tx, numbered("step", 1)).await.unwrap().unwrap();
-        let mut joins_in = db.outbox.joins_in(&mut tx);
-        let group_lease = joins_in.start(NewJoin::of(1)).await.unwrap().id;
+        let step = tx.write(numbered("step", 1)).await.unwrap().id;
+        let mut joins = tx.joins();
+        let group_lease = joins.start(NewJoin::of(1)).await.unwrap().id;
         for _ in 0..2 {
-            joins_in.attach(&group_lease, &step).await.unwrap();
-            joins_in.attach_all(&alone, [&step, &step]).await.unwrap();
-            joins_in.wait(&group_lease, JoinWait::new().then(then(2))).await.unwrap();
+            joins.attach(&group_lease, &step).await.unwrap();
+            joins.attach_all(&alone, [&step, &step]).await.unwrap();
+            joins.wait(&group_lease, JoinWait::new().then(then(2))).await.unwrap();
         }
         tx.commit().await.unwrap();
         follow_ups.reach(2).await;
@@ -186,11 +186,11 @@ on_every_database! {
         let (steps, follow_ups) = (Seen::default(), Seen::default());
         let relay = db.outbox.multi_node().on_type("step", steps.handler()).on_type("then", follow_ups.handler())
             .poll_interval(Duration::from_secs(3_600)).start().await.unwrap();
-        let step = db.outbox.send(numbered("step", 1)).await.unwrap().unwrap();
+        let step = db.outbox.send(numbered("step", 1)).await.unwrap().id;
         steps.reach(1).await;
         relay.idle().await.unwrap();
         let mut tx = db.outbox.begin().await.unwrap();
-        let mut joins = db.outbox.joins_in(&mut tx);
+        let mut joins = tx.joins();
         let id = joins.start(NewJoin::of(1)).await.unwrap().id;
         joins.attach(&id, &step).await.unwrap();
         joins.wait(&id, JoinWait::new().then(then(1))).await.unwrap();
@@ -229,7 +229,7 @@ on_every_database! {
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!(follow_ups.numbers(), [1], "only the step itself");
-        let late = db.outbox.send(numbered("step", 2)).await.unwrap().unwrap();
+        let late = db.outbox.send(numbered("step", 2)).await.unwrap().id;
         let error = db.outbox.joins().attach(&run.join, &late).await.unwrap_err();
         assert!(matches!(error, Error::Join(JoinError::Closed { .. })), "{error:?}");
     }

@@ -51,7 +51,7 @@ on_every_database! {
         let relay = db.outbox.multi_node().poll_interval(20 * MS).on_type("e", seen.taking(Duration::ZERO)).start().await.unwrap();
         for n in 0..10 {
             let mut tx = db.outbox.begin().await.unwrap();
-            db.outbox.write(&mut tx, numbered("e", n)).await.unwrap();
+            tx.write(numbered("e", n)).await.unwrap();
             // Polled once, then dropped.
             let _ = tokio::time::timeout(Duration::ZERO, tx.commit()).await;
         }
@@ -90,7 +90,7 @@ on_every_database! {
             let (seen, gate) = (Seen::default(), Gate::closed());
             let relay = || if exclusive { db.outbox.single_node() } else { db.outbox.multi_node() };
             let first = relay().drain(100 * MS).on_type("e", seen.behind(&gate)).start().await.unwrap();
-            let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+            let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
             seen.reach(1).await;
             let began = Instant::now();
             first.stop().await.unwrap();
@@ -151,7 +151,7 @@ on_every_database! {
             let relay = || if exclusive { db.outbox.single_node() } else { db.outbox.multi_node() };
             let first = relay().on_type("e", seen.handler()).start().await.unwrap();
             let mut tx = db.outbox.begin().await.unwrap();
-            db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+            tx.write(numbered("e", 1)).await.unwrap();
             let began = Instant::now();
             first.stop().await.unwrap();
             assert!(began.elapsed() < 30 * SEC, "an open transaction must not delay a stop: {:?}", began.elapsed());
@@ -384,7 +384,7 @@ async fn a_setting_out_of_range_is_an_error_that_names_it() {
     ];
     for (name, set) in settings {
         let started = set(db.outbox.multi_node()).start().await;
-        let Err(Error::Setting(text)) = started else { panic!("{name}: {started:?}") };
+        let Err(Error::Setting { reason: text, .. }) = started else { panic!("{name}: {started:?}") };
         assert!(text.contains(name), "{text:?} does not name {name}");
     }
     let largest = db.outbox.multi_node().poll_interval(Duration::MAX).handler_timeout(Duration::MAX);
@@ -457,7 +457,7 @@ async fn a_handler_that_cannot_be_cancelled_keeps_its_event() {
         async {}
     });
     let relay = relay.start().await.unwrap();
-    let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+    let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
     starts.recv().await.unwrap();
     relay.stop().await.unwrap();
     assert!(db.find(&id).await.lease.is_some());
@@ -473,7 +473,7 @@ async fn an_event_handled_during_a_lapse_of_leadership_is_settled() {
     // Leadership is renewed every 5 s, then retried five times a second: unavailable from before
     // its end at 15 s to some time after.
     let store =
-        failing_store::FailingStore::lead(db.outbox.store(), 65, || Error::Store("unavailable".to_owned()));
+        failing_store::FailingStore::lead(db.outbox.store(), 65, || Error::Store("unavailable".into()));
     store.after(1);
     let seen = Seen::default();
     let recorded = seen.clone();

@@ -127,7 +127,7 @@ on_every_database! {
     async fn queue_and_log_are_committed_together(|db|) {
         let mut tx = db.outbox.begin().await.unwrap();
         tx.append([deposit("w1", 1)]).await.unwrap();
-        let id = tx.write(numbered("mail", 1)).await.unwrap().unwrap();
+        let id = tx.write(numbered("mail", 1)).await.unwrap().id;
         let again = Condition::only_once(wallet("w1"));
         assert_eq!(tx.append_if([deposit("w1", 1)], again).await.unwrap(), Appended::Already);
         tx.commit().await.unwrap();
@@ -142,14 +142,15 @@ on_every_database! {
     }
 
     async fn it_works_in_a_transaction_that_stays_yours(|db|) {
-        let log = db.outbox.log();
         let free = || Condition::unless(wallet("w1"));
         let mut tx = db.outbox.pool().begin().await.unwrap();
-        assert_eq!(log.append_on(&mut tx, [deposit("w1", 1)], free()).await.unwrap().positions().len(), 1);
-        assert!(log.append_on(&mut tx, [deposit("w1", 1)], free()).await.is_err());
+        let mut bound = db.outbox.bind(&mut tx);
+        assert_eq!(bound.append_if([deposit("w1", 1)], free()).await.unwrap().positions().len(), 1);
+        assert!(bound.append_if([deposit("w1", 1)], free()).await.is_err());
+        drop(bound);
         tx.rollback().await.unwrap();
         let mut tx = db.outbox.pool().begin().await.unwrap();
-        assert!(log.append_on(&mut tx, [deposit("w1", 1)], free()).await.is_ok());
+        assert!(db.outbox.bind(&mut tx).append_if([deposit("w1", 1)], free()).await.is_ok());
         tx.commit().await.unwrap();
         assert_eq!(count(&db.outbox, Query::all()).await, 1);
     }
@@ -179,10 +180,10 @@ on_every_database! {
     async fn a_condition_sees_events_committed_after_the_transaction_began(|db|) {
         let other = db.another().await;
         let mut tx = db.outbox.pool().begin().await.unwrap();
-        let log = db.outbox.log();
         DB::execute_sql(&mut *tx, &format!("SELECT count(*) FROM {}_log", db.table)).await.unwrap();
         let Ok(at) = other.outbox.log().append([deposit("w1", 1)]).await else { return };
-        let refused = log.append_on(&mut tx, [deposit("w1", 1)], Condition::unless(wallet("w1"))).await;
+        let free = Condition::unless(wallet("w1"));
+        let refused = db.outbox.bind(&mut tx).append_if([deposit("w1", 1)], free).await;
         match refused {
             Err(Error::Conflict { .. }) => {}
             // With strict snapshots the transaction has to be retried.

@@ -359,7 +359,7 @@ async fn a_sequence_with_a_cache_is_refused() {
     let Some(db) = test_db().await else { return };
     db.run("ALTER SEQUENCE {t}_log_seq CACHE 20").await.unwrap();
     let refused = db.outbox.store().log().unwrap().advance(&mut Watermark::default()).await;
-    let Err(Error::Setting(reason)) = refused else { panic!("{refused:?}") };
+    let Err(Error::Setting { reason, .. }) = refused else { panic!("{refused:?}") };
     assert!(reason.contains("CACHE 1"), "{reason}");
     db.run("ALTER SEQUENCE {t}_log_seq CACHE 1").await.unwrap();
     db.outbox.store().log().unwrap().advance(&mut Watermark::default()).await.unwrap();

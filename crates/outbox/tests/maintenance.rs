@@ -5,7 +5,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Gate, Seen, TestDb, numbered, until};
+use common::{Gate, Seen, TestDb, ids_of, numbered, until};
 use outbox::store::{Filter, Status};
 use outbox::{Backoff, Completion, DeadFilter, Error, EventId, Failure, Outcome, PurgeSettings, Unrouted};
 
@@ -166,11 +166,11 @@ on_every_database! {
     async fn dead_events_are_found_counted_and_replayed(frozen |db|) {
         let admin = db.outbox.admin();
         let relay = db.outbox.single_node().unrouted(Unrouted::Dead).start().await.unwrap();
-        let ids = db.outbox.send_all([
+        let ids = ids_of(db.outbox.send_all([
             numbered("a", 1).aggregate("order", "1"),
             numbered("a", 2).aggregate("invoice", "1"),
             numbered("b", 3).aggregate("order", "1"),
-        ]).await.unwrap();
+        ]).await.unwrap());
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
 
@@ -209,7 +209,7 @@ on_every_database! {
         relay.idle().await.unwrap();
         relay.stop().await.unwrap();
         assert_eq!(admin.count_dead(&DeadFilter::default()).await.unwrap(), 60);
-        assert!(matches!(admin.replay_all(&DeadFilter::default(), 0).await, Err(Error::Setting(_))));
+        assert!(matches!(admin.replay_all(&DeadFilter::default(), 0).await, Err(Error::Setting { .. })));
         assert_eq!(admin.replay_all(&DeadFilter::default().event_type("e"), 10).await.unwrap(), 57);
         assert_eq!(db.status_counts().await, (57, 0, 0, 3));
         let seen = Seen::default();
@@ -239,12 +239,12 @@ on_every_database! {
         let relay = db.outbox.multi_node().unrouted(Unrouted::Dead).on_type("slow", seen.behind(&gate)).on_type("e", seen.handler())
             .on_type("fails", seen.returning(|_| Err(Failure::retry("later")))).retry(Backoff::default().base(DAY))
             .start().await.unwrap();
-        let done = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
-        let dead = db.outbox.send(numbered("unknown", 2)).await.unwrap().unwrap();
-        let later = db.outbox.send(numbered("e", 3).deliver_after(DAY)).await.unwrap().unwrap();
-        let failed = db.outbox.send(numbered("fails", 4)).await.unwrap().unwrap();
+        let done = db.outbox.send(numbered("e", 1)).await.unwrap().id;
+        let dead = db.outbox.send(numbered("unknown", 2)).await.unwrap().id;
+        let later = db.outbox.send(numbered("e", 3).deliver_after(DAY)).await.unwrap().id;
+        let failed = db.outbox.send(numbered("fails", 4)).await.unwrap().id;
         relay.idle().await.unwrap();
-        let running = db.outbox.send(numbered("slow", 5)).await.unwrap().unwrap();
+        let running = db.outbox.send(numbered("slow", 5)).await.unwrap().id;
         seen.reach(3).await;
         for (id, expected) in [(&done, false), (&dead, false), (&running, false), (&later, true), (&failed, true)] {
             assert_eq!(admin.cancel(id).await.unwrap(), expected, "{id}");
@@ -293,7 +293,7 @@ on_every_database! {
     /// flight.
     async fn an_event_that_crashes_its_process_is_dead_lettered_and_the_others_are_not(frozen |db|) {
         for exclusive in [false, true] {
-            let crashing = db.outbox.send(numbered("crashes", 0)).await.unwrap().unwrap();
+            let crashing = db.outbox.send(numbered("crashes", 0)).await.unwrap().id;
             let others = db.write("e", 0..12).await;
             let mut starts = 0;
             for _ in 0..8 {
@@ -350,7 +350,7 @@ on_every_database! {
     /// Its handler takes longer than the drain time of the relays that stop.
     async fn an_event_that_stops_interrupt_is_not_dead_lettered_for_a_crash(frozen |db|) {
         for exclusive in [false, true] {
-            let event = db.outbox.send(numbered("crashes", 0)).await.unwrap().unwrap();
+            let event = db.outbox.send(numbered("crashes", 0)).await.unwrap().id;
             assert!(crash_on_one::<DB>(&db, exclusive).await);
             db.advance(DAY);
             let (seen, gate) = (Seen::default(), Gate::closed());
@@ -374,8 +374,8 @@ on_every_database! {
     /// Its settlement is not written yet when the next event crashes the process.
     async fn an_event_that_is_handled_right_before_a_crash_is_not_dead_lettered_for_it(frozen |db|) {
         for exclusive in [false, true] {
-            let other = db.outbox.send(numbered("e", 0).ordering_key("k")).await.unwrap().unwrap();
-            let crashing = db.outbox.send(numbered("crashes", 1).ordering_key("k")).await.unwrap().unwrap();
+            let other = db.outbox.send(numbered("e", 0).ordering_key("k")).await.unwrap().id;
+            let crashing = db.outbox.send(numbered("crashes", 1).ordering_key("k")).await.unwrap().id;
             for _ in 0..8 {
                 if !crash_on_one::<DB>(&db, exclusive).await {
                     break;

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{Gate, Seen, numbered};
+use common::{Gate, Seen, ids_of, numbered};
 use outbox::store::Status;
-use outbox::{Backoff, Event, EventBuilder, Failure, OnDead, Outcome, RelayBuilder, WriterHook};
+use outbox::{Backoff, Event, EventBuilder, Failure, HookError, OnDead, Outcome, RelayBuilder, WriterHook};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
@@ -60,7 +60,8 @@ on_every_database! {
     }
 
     async fn keys_keep_their_order_with_many_workers_in_every_mode(|db|) {
-        let modes: [fn(&outbox::Outbox<DB>) -> RelayBuilder<DB>; 3] =
+        type Mode<DB> = fn(&outbox::Outbox<DB>) -> RelayBuilder<DB>;
+        let modes: [Mode<DB>; 3] =
             [outbox::Outbox::single_node, outbox::Outbox::multi_node, outbox::Outbox::ordered];
         for mode in modes {
             let seen = Seen::default();
@@ -151,12 +152,12 @@ on_every_database! {
             for round in 0..5 {
                 let key = format!("k{round}");
                 let mut first = db.outbox.begin().await.unwrap();
-                db.outbox.write(&mut first, keyed(&key, 0)).await.unwrap();
+                first.write(keyed(&key, 0)).await.unwrap();
                 let second = tokio::spawn({
                     let (outbox, key) = (db.outbox.clone(), key.clone());
                     async move {
                         let mut second = outbox.begin().await.unwrap();
-                        outbox.write(&mut second, keyed(&key, 1)).await.unwrap();
+                        second.write(keyed(&key, 1)).await.unwrap();
                         second.commit().await.unwrap();
                     }
                 });
@@ -188,7 +189,7 @@ on_every_database! {
                 for n in 0..15 {
                     let mut tx = outbox.begin().await.unwrap();
                     for k in 0..2 {
-                        outbox.write(&mut tx, keyed(&format!("k{k}"), w * 100 + n)).await.unwrap();
+                        tx.write(keyed(&format!("k{k}"), w * 100 + n)).await.unwrap();
                     }
                     if n % 5 == 4 { tx.rollback().await.unwrap() } else { tx.commit().await.unwrap() }
                 }
@@ -276,7 +277,7 @@ on_every_database! {
                 let dies = cx.ordering_key() == Some("k") && cx.payload::<u64>()? == 1 && broken.load(Ordering::SeqCst) == 0;
                 if dies { Err(Failure::dead("broken")) } else { Ok(Outcome::Done) }
             })).start().await.unwrap();
-            let ids = db.outbox.send_all((0..4).map(|n| keyed("k", n)).chain([keyed("other", 9)])).await.unwrap();
+            let ids = ids_of(db.outbox.send_all((0..4).map(|n| keyed("k", n)).chain([keyed("other", 9)])).await.unwrap());
             relay.idle().await.unwrap();
             assert_eq!(seen.of_key("k"), [0, 1]);
             assert_eq!(seen.of_key("other"), [9]);
@@ -422,24 +423,24 @@ on_every_database! {
 struct Rebuild;
 
 impl WriterHook for Rebuild {
-    fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, String> {
+    fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, HookError> {
         let rebuilt = events.iter().map(|event| {
             let new =
                 Event::new(event.event_type()).json_text(String::from_utf8_lossy(event.payload_bytes()));
             new.aggregate(event.aggregate_type(), event.aggregate_id().unwrap_or("none")).build()
         });
-        rebuilt.collect::<Result<_, _>>().map_err(|e| e.to_string())
+        Ok(rebuilt.collect::<Result<_, _>>()?)
     }
 }
 
 #[tokio::test]
 async fn events_of_a_hook_are_ordered_by_aggregate_too() {
     let db = common::TestDb::<sqlx::Sqlite>::with(|b| b.order_by_aggregate().hook(Rebuild)).await.unwrap();
-    let id = db.outbox.send(numbered("e", 1).aggregate("order", "7")).await.unwrap().unwrap();
+    let id = db.outbox.send(numbered("e", 1).aggregate("order", "7")).await.unwrap().id;
     assert_eq!(db.find(&id).await.event.unwrap().ordering_key(), Some("order/7"));
     let own = db.another_with(outbox::OutboxBuilder::order_by_aggregate).await.outbox;
-    let id = own.send(numbered("e", 1).aggregate("order", "7").ordering_key("mine")).await.unwrap().unwrap();
+    let id = own.send(numbered("e", 1).aggregate("order", "7").ordering_key("mine")).await.unwrap().id;
     assert_eq!(db.find(&id).await.event.unwrap().ordering_key(), Some("mine"));
-    let id = own.send(numbered("e", 1).aggregate_type("order")).await.unwrap().unwrap();
+    let id = own.send(numbered("e", 1).aggregate_type("order")).await.unwrap().id;
     assert_eq!(db.find(&id).await.event.unwrap().ordering_key(), None);
 }

@@ -73,8 +73,8 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Backend>() {
     queue.reap_expired().await.unwrap();
 
     let mut tx = outbox.begin().await.unwrap();
-    assert!(outbox.once(&mut tx, "me", "a").await.unwrap());
-    assert_eq!(outbox.once_each(&mut tx, "me", ["a", "b"]).await.unwrap(), [false, true]);
+    assert!(tx.once("me", "a").await.unwrap());
+    assert_eq!(tx.once_each("me", ["a", "b"]).await.unwrap(), [false, true]);
     tx.commit().await.unwrap();
 
     let (log, query) = (outbox.log(), Query::tag("n", 1));
@@ -93,7 +93,7 @@ async fn the_printed_rights_of_a_relay_are_enough<DB: Backend>() {
     outbox.store().log().unwrap().advance(&mut Default::default()).await.unwrap();
 
     let admin = outbox.admin();
-    let pending = outbox.send(numbered("work", 9)).await.unwrap().unwrap();
+    let pending = outbox.send(numbered("work", 9)).await.unwrap().id;
     assert!(admin.cancel(&pending).await.unwrap());
     assert_eq!(admin.replay_all(&Default::default(), 10).await.unwrap(), 4);
     admin.stats().await.unwrap();

@@ -160,7 +160,7 @@ on_every_database! {
         run(&mut conn, &db, "COMMIT").await;
         let mut tx = db.outbox.begin().await.unwrap();
         let events = (0..KEYS).map(|n| numbered("e", n).ordering_key(format!("l{n}")));
-        db.outbox.write_all(&mut tx, events).await.unwrap();
+        tx.write_all(events).await.unwrap();
         let of_library = locks(&mut *tx, &db).await;
         tx.commit().await.unwrap();
         assert_eq!(db.status_counts().await, (2 * KEYS, 0, 0, 0));

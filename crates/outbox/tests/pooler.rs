@@ -226,5 +226,5 @@ async fn a_direct_url_wakes_a_relay_behind_a_pooler() {
     relay.stop().await.unwrap();
 
     let twice = open().direct_url(pooler.url()).postgres(&pooler.url()).await;
-    assert!(matches!(twice, Err(Error::Setting(reason)) if reason.contains("direct_url")));
+    assert!(matches!(twice, Err(Error::Setting { reason, .. }) if reason.contains("direct_url")));
 }

@@ -107,7 +107,7 @@ async fn write<DB: Database>(outbox: &Outbox<DB>, writer: usize) -> Vec<String> 
                 None => event,
             }
         });
-        let ids = outbox.write_all(&mut tx, events).await.unwrap();
+        let written = tx.write_all(events).await.unwrap();
         match dice {
             3 => tx.rollback().await.unwrap(),
             _ => {
@@ -116,7 +116,7 @@ async fn write<DB: Database>(outbox: &Outbox<DB>, writer: usize) -> Vec<String> 
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
                 tx.commit().await.unwrap();
-                committed.extend(ids.into_iter().map(|id| id.to_string()));
+                committed.extend(written.iter().map(|written| written.id.to_string()));
             }
         }
     }

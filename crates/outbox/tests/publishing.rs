@@ -553,7 +553,7 @@ on_every_database! {
             kept.iter().filter(|event| *event.event_type() == "A").map(|e| e.payload().unwrap()).collect::<Vec<u64>>()
         };
         let errors: [fn() -> Error; 2] =
-            [|| Error::Store("the network is down".to_owned()), || panic!("a bug in the store")];
+            [|| Error::Store("the network is down".into()), || panic!("a bug in the store")];
         let operations = [Operation::Lead, Operation::Advance, Operation::Read, Operation::Save];
         let mut written = 10;
         for (at, error) in operations.into_iter().flat_map(|at| errors.map(|error| (at, error))) {
@@ -718,7 +718,7 @@ on_every_database! {
             .publish(topic.to(Sink::named("a")))
             .publish(Topic::new("t").types(["X"]).to(Sink::named("b")))
             .start().await;
-        assert!(matches!(differ, Err(Error::Setting(_))), "{differ:?}");
+        assert!(matches!(differ, Err(Error::Setting { .. })), "{differ:?}");
         for subscription in [
             topic.to(Sink::named("")),
             Topic::new("").to(Sink::named("a")),
@@ -728,7 +728,7 @@ on_every_database! {
             topic.to(Sink::named("a")).timeout(Duration::ZERO),
         ] {
             let wrong = db.outbox.log_only().publish(subscription).start().await;
-            assert!(matches!(wrong, Err(Error::Setting(_))), "{wrong:?}");
+            assert!(matches!(wrong, Err(Error::Setting { .. })), "{wrong:?}");
         }
         assert_eq!(db.outbox.log_admin().subscriptions().await.unwrap(), []);
     }

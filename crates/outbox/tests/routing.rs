@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Seen, numbered, until};
+use common::{Seen, ids_of, numbered, until};
 use failing_store::FailingStore;
 use outbox::store::{Holder, Origin, Routed, Status, Take};
 use outbox::{
@@ -110,12 +110,12 @@ on_every_database! {
                 .on_aggregate("bill", "sent", seen.handler())
                 .on_type("all", seen.handler())
                 .start().await.unwrap();
-            let before = db.outbox.send_all([
+            let before = ids_of(db.outbox.send_all([
                 numbered("paid", 1).aggregate("order", "1"),
                 numbered("paid", 2).aggregate("bill", "1"),
                 numbered("sent", 3),
                 numbered("All", 4),
-            ]).await.unwrap();
+            ]).await.unwrap());
             let left: Vec<_> = before[1..].to_vec();
             for _ in 0..3 {
                 relay.idle().await.unwrap();
@@ -152,8 +152,8 @@ on_every_database! {
         // No poll of its own within this test: only the hot path delivers.
         let here = db.outbox.multi_node().poll_interval(SEC * 600).on_type("mine", seen.handler()).start().await.unwrap();
         here.idle().await.unwrap();
-        let mine = db.outbox.send(numbered("mine", 1)).await.unwrap().unwrap();
-        let other = db.outbox.send(numbered("other", 2)).await.unwrap().unwrap();
+        let mine = db.outbox.send(numbered("mine", 1)).await.unwrap().id;
+        let other = db.outbox.send(numbered("other", 2)).await.unwrap().id;
         let stored = db.find(&other).await;
         assert_eq!((stored.status, stored.lease), (Status::New, None));
         until("the routed event is done", async || db.status(&mine).await == Status::Done).await;
@@ -173,7 +173,7 @@ on_every_database! {
         let leader = db.outbox.single_node().on_type("mine", seen.handler()).start().await.unwrap();
         let next = other_process.outbox.single_node().on_type("other", seen.handler()).start().await.unwrap();
         assert!(!next.is_active());
-        let other = db.outbox.send(numbered("other", 2)).await.unwrap().unwrap();
+        let other = db.outbox.send(numbered("other", 2)).await.unwrap().id;
         db.outbox.send(numbered("mine", 1)).await.unwrap();
         leader.idle().await.unwrap();
         assert_eq!(seen.numbers(), [1]);
@@ -193,9 +193,9 @@ on_every_database! {
         for declares_types in [true, false] {
             let to = Destination::new(TracingPublisher::new());
             let relay = db.outbox.multi_node().forward_by(ForAcme { to, declares_types }).start().await.unwrap();
-            let acme = db.outbox.send(numbered("mine", 1).tenant("acme")).await.unwrap().unwrap();
-            let globex = db.outbox.send(numbered("mine", 2).tenant("globex").deliver_after(SEC)).await.unwrap().unwrap();
-            let other = db.outbox.send(numbered("other", 3).deliver_after(SEC)).await.unwrap().unwrap();
+            let acme = db.outbox.send(numbered("mine", 1).tenant("acme")).await.unwrap().id;
+            let globex = db.outbox.send(numbered("mine", 2).tenant("globex").deliver_after(SEC)).await.unwrap().id;
+            let other = db.outbox.send(numbered("other", 3).deliver_after(SEC)).await.unwrap().id;
             db.advance(SEC);
             relay.idle().await.unwrap();
             assert_eq!(db.status(&acme).await, Status::Done);
@@ -261,7 +261,7 @@ on_every_database! {
             db.write("other", from..(from + 2_000).min(count)).await;
         }
         let cursor = db.outbox.store().last_due(Duration::ZERO).await.unwrap();
-        let mine = db.outbox.send(numbered("mine", 1).deliver_after(Duration::from_millis(1))).await.unwrap().unwrap();
+        let mine = db.outbox.send(numbered("mine", 1).deliver_after(Duration::from_millis(1))).await.unwrap().id;
         db.due(count + 1).await;
         let take = |from: Origin, only: Option<Routed>| Take {
             by: Holder::Lease { owner: "a".into(), lease: SEC },

@@ -98,7 +98,7 @@ async fn embedded<DB: Opened>() {
     assert!(leader.as_str().starts_with("embedded"), "{leader}");
 
     // Table: the event is stored there. Retry: two attempts in all.
-    let id = outbox.send(Event::new("fails").json(&1)).await.unwrap().unwrap();
+    let id = outbox.send(Event::new("fails").json(&1)).await.unwrap().id;
     seen.reach(2).await;
     let dead = loop {
         let stored =
@@ -163,7 +163,7 @@ async fn an_outbox_beside_a_pool_has_the_settings() {
     outbox.migrate().await.unwrap();
     assert!(outbox.send(Event::new("e").json(&"x".repeat(200))).await.is_err());
     let event = Event::new("e").aggregate("order", "42").json(&1);
-    let id = outbox.send(event).await.unwrap().unwrap();
+    let id = outbox.send(event).await.unwrap().id;
     let stored = outbox.admin().find(&id).await.unwrap().unwrap();
     assert_eq!(stored.event.unwrap().ordering_key(), Some("order/42"), "as mode `ordered` says");
     let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM shop_event").fetch_one(&pool).await.unwrap();
@@ -251,9 +251,9 @@ async fn writer_only_delivers_and_deletes_nothing() {
     let outbox = settings.sqlite().await.unwrap();
     let seen = Seen::default();
     let relay = outbox.relay(&settings).on_type("e", seen.handler()).start().await.unwrap();
-    let id = outbox.send(Event::new("e").json(&1)).await.unwrap().unwrap();
+    let id = outbox.send(Event::new("e").json(&1)).await.unwrap().id;
     // DONE, as another process would set it: purged. The other event stays.
-    let done = outbox.send(Event::new("e").json(&2)).await.unwrap().unwrap();
+    let done = outbox.send(Event::new("e").json(&2)).await.unwrap().id;
     sqlx::query("UPDATE outbox_event SET status = 1 WHERE event_id = $1")
         .bind(done.as_str())
         .execute(outbox.pool())

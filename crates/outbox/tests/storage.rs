@@ -5,7 +5,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Backend, Seen, TestDb, in_time, until};
+use common::{Backend, Seen, TestDb, ids_of, in_time, until};
 use outbox::store::{Holder, Origin, RelayTask, Status, Take};
 use outbox::{
     Backoff, DatabaseError, Error, Event, EventBuilder, Failure, OnDead, Outbox, Outcome, StorageFault,
@@ -73,14 +73,15 @@ async fn a_refused_settlement_blocks_its_key_and_nothing_else<DB: Refusing>(db: 
         let relay = relay.await.unwrap();
         let mut events = vec![keyed(0, "bad").id(first.as_str())];
         events.extend((1..6).map(|number| keyed(number, "bad")));
-        let bad = db.outbox.send_all(events).await.unwrap();
-        let mut good = db.outbox.send_all((10..16).map(|number| keyed(number, "good"))).await.unwrap();
+        let bad = ids_of(db.outbox.send_all(events).await.unwrap());
+        let mut good =
+            ids_of(db.outbox.send_all((10..16).map(|number| keyed(number, "good"))).await.unwrap());
         good.extend(db.write("e", 20..26).await);
         for id in &good {
             until("all other events are settled", async || db.status(id).await == Status::Done).await;
         }
         // Also events that are written while the settlement is refused.
-        let late = db.outbox.send_all([keyed(6, "bad"), keyed(16, "good")]).await.unwrap();
+        let late = ids_of(db.outbox.send_all([keyed(6, "bad"), keyed(16, "good")]).await.unwrap());
         until("the event of the other key is settled", async || db.status(&late[1]).await == Status::Done)
             .await;
         for id in bad.iter().chain(&late[..1]) {
@@ -205,7 +206,7 @@ async fn a_migration_lets_writers_through_while_it_waits<DB: Upgrading>(db: Test
         db.run(statement).await.unwrap();
     }
     let mut long = db.outbox.begin().await.unwrap();
-    db.outbox.write(&mut long, Event::new("e").json(&1)).await.unwrap();
+    long.write(Event::new("e").json(&1)).await.unwrap();
     let migrating = tokio::spawn({
         let other = db.another().await;
         async move { other.outbox.migrate().await }
@@ -486,7 +487,7 @@ async fn a_relay_on_postgres_resumes_when_the_database_is_writable_again() {
         gate.open();
         until("settlements are refused", async || relay.health().problem(RelayTask::Settle).is_some()).await;
         let settled = loop {
-            // Terminated connections report that first, here too: a writer has not used all of them.
+            // Terminated connections report that first: the writer has not used all of them.
             match outbox.admin().stats().await {
                 Err(Error::Database(error)) if error.is_transient() => {}
                 stats => break stats.unwrap().done,

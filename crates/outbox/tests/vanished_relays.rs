@@ -109,7 +109,7 @@ on_every_database! {
     async fn an_event_whose_start_cannot_be_counted_is_released(|db|) {
         db.write("e", 0..1).await;
         assert_eq!(claim_and_vanish(&db, "worker-1", 3_600_000).await, 1);
-        let failing = FailingStore::new(db.outbox.store(), Operation::Start, 1, || Error::Store("on purpose".to_owned()));
+        let failing = FailingStore::new(db.outbox.store(), Operation::Start, 1, || Error::Store("on purpose".into()));
         let seen = Seen::default();
         let relay = RelayBuilder::multi_node(failing.clone())
             .node("worker-1")
@@ -126,7 +126,7 @@ on_every_database! {
     /// Other relays may have released its events, so it takes and handles nothing until it has
     /// announced itself again.
     async fn a_relay_that_cannot_announce_itself_handles_nothing(|db|) {
-        let store = FailingStore::new(db.outbox.store(), Operation::Announce, usize::MAX, || Error::Store("on purpose".to_owned()));
+        let store = FailingStore::new(db.outbox.store(), Operation::Announce, usize::MAX, || Error::Store("on purpose".into()));
         // The first announcement has to succeed, or the relay does not start.
         store.after(1);
         let seen = Seen::default();

@@ -8,8 +8,9 @@ use std::time::Duration;
 use common::{Backend, Seen, TestDb, numbered, until};
 use outbox::store::Status;
 use outbox::{
-    AggregateType, Context, DeadFilter, Error, Event, EventBuilder, EventError, EventId, EventType, Message,
-    OutboxBuilder, Outgoing, Publisher as _, StatisticsPublisher, Unrouted, WriterHook,
+    AggregateType, Context, DeadFilter, Error, Event, EventBuilder, EventError, EventId, EventType,
+    HookError, Message, OutboxBuilder, Outgoing, Publisher as _, StatisticsPublisher, Unrouted, WriterHook,
+    Written,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::Connection as _;
@@ -32,8 +33,8 @@ on_every_database! {
             for dropped in [true, false] {
                 let mut tx = db.outbox.begin().await.unwrap();
                 DB::execute_sql(&mut tx, &insert).await.unwrap();
-                let id = db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
-                assert!(id.is_some());
+                let written = tx.write(numbered("e", 1)).await.unwrap();
+                assert!(written.is_new());
                 if dropped { drop(tx) } else { tx.rollback().await.unwrap() }
             }
             relay.idle().await.unwrap();
@@ -48,7 +49,7 @@ on_every_database! {
         db.run("CREATE TABLE {t}_orders (id integer)").await.unwrap();
         let mut tx = db.outbox.begin().await.unwrap();
         DB::execute_sql(&mut tx, &format!("INSERT INTO {}_orders (id) VALUES (1)", db.table)).await.unwrap();
-        let id = db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap().unwrap();
+        let id = tx.write(numbered("e", 1)).await.unwrap().id;
         tx.commit().await.unwrap();
         assert_eq!(db.number("SELECT count(*) FROM {t}_orders").await, 1);
         let stored = db.find(&id).await;
@@ -61,11 +62,11 @@ on_every_database! {
             let seen = Seen::default();
             let relay = relay.poll_interval(20 * MS).on_type("e", seen.handler()).start().await.unwrap();
             let mut tx = db.outbox.begin().await.unwrap();
-            db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+            tx.write(numbered("e", 1)).await.unwrap();
             DB::execute_sql(&mut tx, "SAVEPOINT here").await.unwrap();
-            db.outbox.write(&mut tx, numbered("e", 2)).await.unwrap();
+            tx.write(numbered("e", 2)).await.unwrap();
             DB::execute_sql(&mut tx, "ROLLBACK TO SAVEPOINT here").await.unwrap();
-            db.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
+            tx.write(numbered("e", 3)).await.unwrap();
             tx.commit().await.unwrap();
             seen.reach(2).await;
             relay.idle().await.unwrap();
@@ -86,7 +87,7 @@ on_every_database! {
             let calls = Arc::new(Mutex::new(false));
             let record = calls.clone();
             inner.after_commit(move || *record.lock().unwrap() = true);
-            db.outbox.write(&mut inner, numbered("e", 1)).await.unwrap();
+            inner.write(numbered("e", 1)).await.unwrap();
             inner.commit().await.unwrap();
             outer.rollback().await.unwrap();
             assert!(!*calls.lock().unwrap(), "called for a commit that did not happen");
@@ -95,7 +96,7 @@ on_every_database! {
 
             let mut outer = db.outbox.begin().await.unwrap();
             let mut inner = db.outbox.adopt(outer.begin().await.unwrap());
-            db.outbox.write(&mut inner, numbered("e", 2)).await.unwrap();
+            inner.write(numbered("e", 2)).await.unwrap();
             inner.commit().await.unwrap();
             outer.commit().await.unwrap();
             seen.reach(1).await;
@@ -108,7 +109,7 @@ on_every_database! {
     async fn a_write_that_fails_affects_no_other_write(|db|) {
         let seen = Seen::default();
         let relay = db.outbox.multi_node().on_type("e", seen.handler()).start().await.unwrap();
-        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
         relay.idle().await.unwrap();
         let again = db.outbox.send(numbered("e", 2).id(&id)).await;
         assert!(matches!(again, Err(Error::DuplicateId { .. })), "{again:?}");
@@ -135,8 +136,8 @@ on_every_database! {
         let bad = db.outbox.send_all([numbered("e", 1), numbered("", 2)]).await;
         assert!(matches!(bad, Err(Error::Event(EventError::Empty { field: "event type" }))), "{bad:?}");
         let mut tx = db.outbox.begin().await.unwrap();
-        db.outbox.write_all(&mut tx, [numbered("e", 1), numbered("", 2)]).await.unwrap_err();
-        db.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
+        tx.write_all([numbered("e", 1), numbered("", 2)]).await.unwrap_err();
+        tx.write(numbered("e", 3)).await.unwrap();
         tx.commit().await.unwrap();
         assert_eq!(db.status_counts().await, (1, 0, 0, 0), "the transaction is usable after an error that did not reach the database");
     }
@@ -144,20 +145,26 @@ on_every_database! {
     async fn a_deduplication_key_is_written_once(|db|) {
         let seen = Seen::default();
         let relay = db.outbox.single_node().on_type("e", seen.handler()).start().await.unwrap();
-        assert!(db.outbox.send(numbered("e", 1).dedup_key("k")).await.unwrap().is_some());
-        assert_eq!(db.outbox.send(numbered("e", 2).dedup_key("k")).await.unwrap(), None);
-        let ids = db.outbox.send_all([
+        let first = db.outbox.send(numbered("e", 1).dedup_key("k")).await.unwrap();
+        assert!(first.is_new());
+        let again = db.outbox.send(numbered("e", 2).dedup_key("k")).await.unwrap();
+        assert!(again.is_duplicate());
+        assert_eq!(again.id, first.id);
+        let written = db.outbox.send_all([
             numbered("e", 3).dedup_key("k"),
             numbered("e", 4).dedup_key("other"),
             numbered("e", 5),
             numbered("e", 6).dedup_key("other"),
         ]).await.unwrap();
-        assert_eq!(ids.len(), 2);
+        let outcomes: Vec<bool> = written.iter().map(Written::is_new).collect();
+        assert_eq!(outcomes, [false, true, true, false]);
+        assert_eq!((&written[0].id, &written[3].id), (&first.id, &written[1].id));
         relay.idle().await.unwrap();
         let mut numbers = seen.numbers();
         numbers.sort_unstable();
         assert_eq!(numbers, [1, 4, 5]);
-        assert_eq!(db.outbox.send(numbered("e", 7).dedup_key("k")).await.unwrap(), None, "done, and still there");
+        let done = db.outbox.send(numbered("e", 7).dedup_key("k")).await.unwrap();
+        assert_eq!((done.is_duplicate(), done.id), (true, first.id), "done, and still there");
         relay.stop().await.unwrap();
     }
 
@@ -173,7 +180,7 @@ on_every_database! {
             tx.after_commit(|| panic!("logged, nothing else"));
             tx.after_rollback(record("rolled back"));
             tx.after_commit(record("committed, second"));
-            db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+            tx.write(numbered("e", 1)).await.unwrap();
             match end {
                 "commit" => tx.commit().await.unwrap(),
                 "rollback" => tx.rollback().await.unwrap(),
@@ -199,7 +206,7 @@ on_every_database! {
         let callback = calls.clone();
         tx.after_rollback(move || callback.lock().unwrap().push("callback".to_owned()));
         tx.after_commit(|| panic!("it was not committed"));
-        outbox.write(&mut tx, numbered("e", 1)).await.unwrap().unwrap();
+        tx.write(numbered("e", 1)).await.unwrap();
         let connection = DB::number(&mut tx, own).await;
         db.run(&kill.replace("{}", &connection.to_string())).await.unwrap();
         tx.rollback().await.unwrap_err();
@@ -212,7 +219,7 @@ on_every_database! {
         let relay = db.outbox.single_node().skip_recent(Duration::from_secs(3_600))
             .on_type("e", seen.handler()).start().await.unwrap();
         let mut tx = db.outbox.adopt(db.outbox.pool().begin().await.unwrap());
-        db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+        tx.write(numbered("e", 1)).await.unwrap();
         tx.commit().await.unwrap();
         seen.reach(1).await;
         relay.stop().await.unwrap();
@@ -225,14 +232,18 @@ on_every_database! {
             .on_type("e", seen.handler()).start().await.unwrap();
         relay.idle().await.unwrap();
         let mut tx = db.outbox.pool().begin().await.unwrap();
-        let receipt = db.outbox.write_on(&mut tx, [numbered("e", 1), numbered("e", 2)]).await.unwrap();
-        assert_eq!(receipt.ids().len(), 2);
+        let mut bound = db.outbox.bind(&mut tx);
+        let written = bound.write_all([numbered("e", 1), numbered("e", 2)]).await.unwrap();
+        let receipt = bound.finish();
+        assert!(receipt.written().eq(&written) && written.iter().all(Written::is_new));
         tx.commit().await.unwrap();
         receipt.committed();
         seen.reach(2).await;
 
         let mut tx = db.outbox.pool().begin().await.unwrap();
-        let receipt = db.outbox.write_on(&mut tx, [numbered("e", 3)]).await.unwrap();
+        let mut bound = db.outbox.bind(&mut tx);
+        bound.write(numbered("e", 3)).await.unwrap();
+        let receipt = bound.finish();
         tx.rollback().await.unwrap();
         receipt.rolled_back();
         relay.idle().await.unwrap();
@@ -282,7 +293,7 @@ on_every_database! {
     /// Without a relay, nothing happens after the commit: a poller of another process or CDC
     /// delivers.
     async fn without_a_relay_an_event_waits(|db|) {
-        let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+        let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
         let stored = db.find(&id).await;
         assert_eq!((stored.status, stored.lease), (Status::New, None));
     }
@@ -296,7 +307,7 @@ on_every_database! {
             let begun = (0..pool.options().get_max_connections()).map(|_| db.outbox.begin());
             for tx in futures_util::future::join_all(begun).await {
                 let mut tx = tx.unwrap();
-                db.outbox.write(&mut tx, numbered("e", n)).await.unwrap();
+                tx.write(numbered("e", n)).await.unwrap();
                 if n % 2 == 0 { tx.commit().await.unwrap() } else { tx.rollback().await.unwrap() }
             }
             let acquired = (0..pool.options().get_max_connections()).map(|_| pool.acquire());
@@ -311,7 +322,7 @@ on_every_database! {
         let db = db.another_with(|builder| builder.max_connections(2)).await;
         for n in 0..30 {
             let mut tx = db.outbox.begin().await.unwrap();
-            db.outbox.write(&mut tx, numbered("e", n)).await.unwrap();
+            tx.write(numbered("e", n)).await.unwrap();
             match n % 3 {
                 0 => drop(tx),
                 1 => drop(tokio::time::timeout(Duration::ZERO, tx.rollback()).await),
@@ -360,13 +371,13 @@ async fn a_commit_that_was_a_rollback_is_an_error() {
             sqlx::query("SELECT 1/0").execute(&mut *tx).await.unwrap_err();
         }
         let id = if failure == "in the write" { "x".repeat(36) } else { EventId::generate().to_string() };
-        let written = db.outbox.write(&mut tx, numbered("e", 1).id(id.clone())).await;
+        let written = tx.write(numbered("e", 1).id(id.clone())).await;
         assert_eq!(written.is_ok(), failure != "before the write", "{written:?}");
         if failure == "after the write" {
             sqlx::query("SELECT 1/0").execute(&mut *tx).await.unwrap_err();
         }
         if failure == "in the write" {
-            db.outbox.write(&mut tx, numbered("e", 2).id(id)).await.unwrap_err();
+            tx.write(numbered("e", 2).id(id)).await.unwrap_err();
         }
         let committed = tx.commit().await;
         assert!(committed.is_err(), "a failure {failure} went unnoticed");
@@ -408,7 +419,7 @@ async fn a_commit_that_the_database_refuses_is_a_rollback() {
     tx.after_rollback(move || *record.lock().unwrap() = true);
     tx.after_commit(|| panic!("it was not committed"));
     sqlx::query("INSERT INTO child (p) VALUES (7)").execute(&mut *tx).await.unwrap();
-    db.outbox.write(&mut tx, numbered("e", 1)).await.unwrap();
+    tx.write(numbered("e", 1)).await.unwrap();
     assert!(matches!(tx.commit().await, Err(Error::Database(_))));
     assert!(*rolled_back.lock().unwrap());
     relay.idle().await.unwrap();
@@ -431,7 +442,7 @@ impl RecordingHook {
 }
 
 impl WriterHook for RecordingHook {
-    fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, String> {
+    fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, HookError> {
         self.calls.lock().unwrap().push(format!("before_write {}", events.len()));
         (self.change)(events)
     }
@@ -450,7 +461,7 @@ impl WriterHook for RecordingHook {
 }
 
 type Calls = Arc<Mutex<Vec<String>>>;
-type Change = fn(Vec<Event>) -> Result<Vec<Event>, String>;
+type Change = fn(Vec<Event>) -> Result<Vec<Event>, HookError>;
 
 async fn with_hook(change: Change, panics: bool) -> (TestDb<sqlx::Sqlite>, Calls) {
     let calls = Calls::default();
@@ -463,11 +474,11 @@ async fn a_hook_sees_each_batch_once() {
     for panics in [false, true] {
         let (db, calls) = with_hook(Ok, panics).await;
         let mut tx = db.outbox.begin().await.unwrap();
-        db.outbox.write_all(&mut tx, [numbered("e", 1), numbered("e", 2)]).await.unwrap();
-        db.outbox.write(&mut tx, numbered("e", 3)).await.unwrap();
+        tx.write_all([numbered("e", 1), numbered("e", 2)]).await.unwrap();
+        tx.write(numbered("e", 3)).await.unwrap();
         tx.commit().await.unwrap();
         let mut tx = db.outbox.begin().await.unwrap();
-        db.outbox.write(&mut tx, numbered("e", 4)).await.unwrap();
+        tx.write(numbered("e", 4)).await.unwrap();
         drop(tx);
         let expected = [
             "before_write 2",
@@ -488,19 +499,22 @@ async fn a_hook_sees_each_batch_once() {
 #[tokio::test]
 async fn a_hook_changes_suppresses_and_refuses() {
     #[expect(clippy::needless_pass_by_value, reason = "what a hook is")]
-    fn upper(events: Vec<Event>) -> Result<Vec<Event>, String> {
+    fn upper(events: Vec<Event>) -> Result<Vec<Event>, HookError> {
         let changed = events.iter().map(|event| {
             Event::new(event.event_type().as_str().to_uppercase())
                 .json_text(String::from_utf8_lossy(event.payload_bytes()))
         });
-        changed.map(|event| event.build().map_err(|e| e.to_string())).collect()
+        changed.map(|event| Ok(event.build()?)).collect()
     }
     let (db, _) = with_hook(upper, false).await;
-    let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+    let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
     assert_eq!(db.find(&id).await.event.unwrap().event_type(), "E");
 
     let (db, calls) = with_hook(|_| Ok(Vec::new()), false).await;
-    assert_eq!(db.outbox.send(numbered("e", 1)).await.unwrap(), None);
+    let event = numbered("e", 1).build().unwrap();
+    let suppressed = db.outbox.send(event.clone()).await.unwrap();
+    assert!(suppressed.is_suppressed() && !suppressed.is_new() && !suppressed.is_duplicate());
+    assert_eq!(suppressed.id(), event.id());
     assert!(db.outbox.send_all([numbered("e", 1), numbered("e", 2)]).await.unwrap().is_empty());
     assert_eq!(
         *calls.lock().unwrap(),
@@ -510,12 +524,12 @@ async fn a_hook_changes_suppresses_and_refuses() {
     assert_eq!(db.status_counts().await, (0, 0, 0, 0));
 
     let changes: [(Change, &str); 2] =
-        [(|_| Err("not allowed".to_owned()), "not allowed"), (|_| panic!("boom"), "it panicked")];
+        [(|_| Err("not allowed".into()), "not allowed"), (|_| panic!("boom"), "it panicked")];
     for (change, reason) in changes {
         let (db, _) = with_hook(change, false).await;
         let mut tx = db.outbox.begin().await.unwrap();
-        let written = db.outbox.write(&mut tx, numbered("e", 1)).await;
-        assert!(matches!(&written, Err(Error::Hook(text)) if text == reason), "{written:?}");
+        let written = tx.write(numbered("e", 1)).await;
+        assert!(matches!(&written, Err(Error::Hook(error)) if error.to_string() == reason), "{written:?}");
         tx.commit().await.unwrap();
         assert_eq!(db.status_counts().await, (0, 0, 0, 0));
     }
@@ -526,7 +540,7 @@ async fn hooks_run_in_the_order_they_were_added() {
     fn tag(name: &'static str) -> impl WriterHook {
         struct Tag(&'static str);
         impl WriterHook for Tag {
-            fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, String> {
+            fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, HookError> {
                 let longer =
                     |e: &Event| Event::new(format!("{}{}", e.event_type(), self.0)).json(&1).build().unwrap();
                 Ok(events.iter().map(longer).collect())
@@ -535,7 +549,7 @@ async fn hooks_run_in_the_order_they_were_added() {
         Tag(name)
     }
     let db = TestDb::<sqlx::Sqlite>::with(|b| b.hook(tag(".a")).hook(tag(".b"))).await.unwrap();
-    let id = db.outbox.send(numbered("e", 1)).await.unwrap().unwrap();
+    let id = db.outbox.send(numbered("e", 1)).await.unwrap().id;
     assert_eq!(db.find(&id).await.event.unwrap().event_type(), "e.a.b");
 }
 
@@ -547,7 +561,7 @@ async fn an_event_is_stored_by_the_databases_clock() {
     let mut tx = db.outbox.begin().await.unwrap();
     sqlx::MySql::execute_sql(&mut tx, "SET timestamp = 1000000000").await.unwrap();
     let event = numbered("e", 1).deliver_after(Duration::from_secs(60));
-    let id = db.outbox.write(&mut tx, event).await.unwrap().unwrap();
+    let id = tx.write(event).await.unwrap().id;
     sqlx::MySql::execute_sql(&mut tx, "SET timestamp = DEFAULT").await.unwrap();
     tx.commit().await.unwrap();
     let stored = db.find(&id).await;
@@ -567,7 +581,7 @@ async fn an_event_is_stored_by_the_clock_of_postgres() {
     let path = format!("SET LOCAL search_path = {}, pg_catalog, public", db.table);
     sqlx::Postgres::execute_sql(&mut tx, &path).await.unwrap();
     let event = numbered("e", 1).deliver_after(Duration::from_secs(60));
-    let id = db.outbox.write(&mut tx, event).await.unwrap().unwrap();
+    let id = tx.write(event).await.unwrap().id;
     tx.commit().await.unwrap();
     let stored = db.find(&id).await;
     assert_eq!(stored.created_at.timestamp(), 1_000_000_000);
@@ -720,7 +734,7 @@ impl From<Kind> for AggregateType {
 #[tokio::test]
 async fn messages_and_enums_are_events_and_types() {
     let db = TestDb::<sqlx::Sqlite>::new().await.unwrap();
-    let id = db.outbox.send(Placed { order: 7 }).await.unwrap().unwrap();
+    let id = db.outbox.send(Placed { order: 7 }).await.unwrap().id;
     let event = db.find(&id).await.event.unwrap();
     assert_eq!((event.event_type().as_str(), event.aggregate_type().as_str()), ("order.placed", "order"));
     assert_eq!((event.aggregate_id(), event.payload::<Placed>().unwrap().order), (Some("7"), 7));
@@ -781,7 +795,7 @@ async fn an_assertion_that_fails_names_what_was_written() {
     let written = outbox::testing::written(&db.outbox).await;
     assert_eq!(written.one("sent").payload::<u64>().unwrap(), 3);
     written.none("lost");
-    type Assertion = fn(&outbox::testing::Written);
+    type Assertion = fn(&outbox::testing::WrittenEvents);
     let failing: [(Assertion, &str); 4] = [
         (|written| _ = written.one("paid"), "expected 1 of \"paid\""),
         (|written| _ = written.one("lost"), "expected 1 of \"lost\""),
@@ -870,7 +884,7 @@ async fn a_transaction_begins_although_connections_just_broke() {
         );
         assert!(db.number(&terminate).await >= 1);
         let mut tx = outbox.begin().await.unwrap();
-        outbox.write(&mut tx, numbered("e", n)).await.unwrap();
+        tx.write(numbered("e", n)).await.unwrap();
         tx.commit().await.unwrap();
     }
     assert_eq!(db.number("SELECT count(*) FROM {t}").await, 10);

@@ -108,7 +108,7 @@ async fn book<DB: TestDatabase>(
     id: &str,
 ) -> outbox::Result<()> {
     let mut tx = outbox.begin().await?;
-    if outbox.once(&mut tx, CONSUMER, id).await? {
+    if tx.once(CONSUMER, id).await? {
         let table = options.table();
         DB::execute_sql(&mut tx, &format!("INSERT INTO {table}_ledger (event_id) VALUES ('{id}')")).await?;
         DB::execute_sql(&mut tx, &format!("UPDATE {table}_account SET balance = balance + 1")).await?;

@@ -118,8 +118,8 @@ impl<DB: TestDatabase> WriteTask<DB> {
         let marked: Vec<&Spec> = if plan.fan_out {
             let (steps, follow) = plan.events.split_at(plan.events.len() - 2);
             let group = follow[0].join.clone().unwrap_or_default();
-            let fan_out = self.outbox.fan_out(steps.iter().map(Spec::event)).group(group);
-            fan_out.then(follow[0].event()).if_failed(follow[1].event()).write(tx).await?;
+            let fan_out = tx.fan_out(steps.iter().map(Spec::event)).group(group);
+            fan_out.then(follow[0].event()).if_failed(follow[1].event()).write().await?;
             steps.iter().collect()
         } else if plan.events[0].kind == Kind::Log {
             tx.append(plan.events.iter().map(Spec::event)).await?;

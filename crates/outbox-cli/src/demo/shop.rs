@@ -367,7 +367,7 @@ impl<DB: Shop> Writer<DB> {
         order.id = numbers.start;
         DB::place(&mut tx, &order).await?;
         let events = kinds.iter().zip(numbers.clone()).map(|(kind, number)| kind.event(&order, number));
-        self.outbox.write_all(&mut tx, events).await?;
+        tx.write_all(events).await?;
         Ok((tx, numbers))
     }
 }

@@ -183,7 +183,7 @@ async fn start_fleet(
 /// Turns an error about a setting into wrong usage.
 fn setting_error(error: Error, explain: impl FnOnce(Error) -> anyhow::Error) -> anyhow::Error {
     match error {
-        Error::Setting(reason) => Usage(reason).into(),
+        Error::Setting { reason, .. } => Usage(reason).into(),
         other => explain(other),
     }
 }

@@ -16,7 +16,7 @@ impl Admin {
     /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
     /// let relay = outbox.single_node().on_type("e", async |_| Err::<(), _>(Failure::dead("no"))).start().await?;
-    /// let id = outbox.send(Event::new("e").json(&())).await?.expect("it has no deduplication key");
+    /// let id = outbox.send(Event::new("e").json(&())).await?.id;
     /// relay.idle().await?;
     ///
     /// let admin = outbox.admin();
@@ -41,7 +41,7 @@ impl Admin {
     ///
     /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
-    /// let id = outbox.send(Event::new("e").json(&1)).await?.expect("it has no deduplication key");
+    /// let id = outbox.send(Event::new("e").json(&1)).await?.id;
     /// let edited = outbox.admin().edit(&id, &Edit::json("2")?).await?;
     /// assert!(!edited, "it is not dead");
     /// # Ok(()) }

@@ -48,7 +48,7 @@ impl Admin {
     /// # use outbox::Event;
     /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
-    /// let id = outbox.send(Event::new("e").json_text("[1, 2, 3]")).await?.expect("it has no deduplication key");
+    /// let id = outbox.send(Event::new("e").json_text("[1, 2, 3]")).await?.id;
     ///
     /// let event = outbox.admin().metadata(&id).await?.expect("it is there");
     /// assert_eq!((event.row.payload_bytes, event.content_type.as_str()), (9, "application/json"));
@@ -127,7 +127,7 @@ impl Admin {
     /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
     /// let relay = outbox.single_node().on_type("e", async |_| Err::<(), _>(Failure::dead("no such customer"))).start().await?;
-    /// let id = outbox.send(Event::new("e").json(&())).await?.expect("it has no deduplication key");
+    /// let id = outbox.send(Event::new("e").json(&())).await?.id;
     /// relay.idle().await?;
     ///
     /// let attempts = outbox.admin().attempts(&id, 10).await?;

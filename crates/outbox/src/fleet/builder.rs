@@ -134,7 +134,7 @@ impl FleetBuilder {
     }
 
     fn check(&self) -> Result<()> {
-        let mistake = |text: &str| Err(Error::Setting(text.to_owned()));
+        let mistake = |text: &str| Err(Error::setting(text));
         if self.max_connections == 0 {
             return mistake("max_connections is 0: a fleet needs at least one connection");
         }

@@ -55,7 +55,7 @@ impl FleetDatabase {
         if (1..=MAX_NAME).contains(&length) && !self.name.chars().any(char::is_control) {
             return Ok(());
         }
-        Err(Error::Setting(format!(
+        Err(Error::setting(format!(
             "the database name {:?} must have 1 to {MAX_NAME} characters, and no control characters",
             self.name
         )))
@@ -157,7 +157,10 @@ mod tests {
             assert!(FleetDatabase::new(good, "sqlite:x").check().is_ok(), "{good}");
         }
         for bad in ["", "a\nb", "x".repeat(65).as_str()] {
-            assert!(matches!(FleetDatabase::new(bad, "sqlite:x").check(), Err(Error::Setting(_))), "{bad}");
+            assert!(
+                matches!(FleetDatabase::new(bad, "sqlite:x").check(), Err(Error::Setting { .. })),
+                "{bad}"
+            );
         }
     }
 }

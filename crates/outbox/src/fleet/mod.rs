@@ -191,9 +191,9 @@ impl Fleet {
         // `discover` itself may panic, before it returns a future.
         let discover = AssertUnwindSafe(async { discovery.discover().await }).catch_unwind();
         let found = match tokio::time::timeout(DISCOVERY_TIMEOUT, discover).await {
-            Ok(Ok(found)) => found.map_err(|e| Error::Discovery(e.to_string())),
-            Ok(Err(_)) => Err(Error::Discovery("it panicked".to_owned())),
-            Err(_) => Err(Error::Discovery(format!("no answer within {DISCOVERY_TIMEOUT:?}"))),
+            Ok(Ok(found)) => found.map_err(Error::Discovery),
+            Ok(Err(_)) => Err(Error::Discovery("it panicked".into())),
+            Err(_) => Err(Error::Discovery(format!("no answer within {DISCOVERY_TIMEOUT:?}").into())),
         };
         let applied = found.and_then(|found| self.0.apply(found));
         if let Err(error) = &applied {
@@ -329,7 +329,8 @@ impl FleetInner {
         }
         let known: BTreeMap<String, Arc<Member>> = self.registry().members.clone();
         if found.is_empty() && !known.is_empty() {
-            return Err(Error::Discovery(format!("it returned no database, but {} are known", known.len())));
+            let text = format!("it returned no database, but {} are known", known.len());
+            return Err(Error::Discovery(text.into()));
         }
         for database in found {
             let name = database.name.clone();

@@ -51,7 +51,7 @@ impl RelayBuilder<Fleet> {
         let Self { source: WholeFleet { fleet, workers_each, selection }, mut settings, routes, .. } =
             self.checked()?;
         if workers_each == 0 {
-            return Err(Error::Setting("workers_per_database must be greater than 0".to_owned()));
+            return Err(Error::setting("workers_per_database must be greater than 0"));
         }
         if let Some(misfit) = fleet.0.members().iter().find_map(|member| routes.misfit(Some(&member.outbox)))
         {

@@ -58,14 +58,14 @@ pub trait FromContext<D>: Sized + Send {
     /// Creates the argument.
     fn from_context(cx: &Context) -> impl Future<Output = Result<Self, Failure>> + Send;
 
-    /// What the relay must have for this argument.
+    /// The requirements of this argument.
     #[doc(hidden)]
     fn needs() -> Needs {
         Needs::default()
     }
 }
 
-/// What a relay must have to create an argument.
+/// Requirements of an argument: a relay without them does not start.
 #[derive(Clone, Default)]
 #[doc(hidden)]
 pub struct Needs {
@@ -87,7 +87,7 @@ impl Needs {
     /// Error if the relay has no such state.
     pub(crate) fn check(&self, states: &States) -> Result<()> {
         match self.state {
-            Some((of, name)) if !states.has(of) => Err(Error::Setting(no_state(name))),
+            Some((of, name)) if !states.has(of) => Err(Error::setting(no_state(name))),
             _ => Ok(()),
         }
     }

@@ -74,7 +74,7 @@ pub trait Handler<D, Args>: Send + Sync + 'static {
     #[doc(hidden)]
     fn aggregate_type() -> &'static str;
 
-    /// What the relay must have for the arguments.
+    /// The requirements of the arguments.
     #[doc(hidden)]
     fn needs() -> Vec<Needs>;
 

@@ -11,8 +11,8 @@ use futures_util::future::BoxFuture;
 use super::IntoFailure;
 use super::{Context, ErasedHandler, Failure, IntoOutcome, Outcome};
 
-/// Async code around the handlers of a relay, such as `async |cx: Context, next: Next| { … }`. Added
-/// with [`around`](crate::RelayBuilder::around).
+/// Async code around the handlers of a relay, such as `async |cx: Context, next: Next| { … }`.
+/// Added with [`around`](crate::RelayBuilder::around).
 ///
 /// It runs within the time limit of the handler, and a panic counts as the handler's. It may change
 /// the result, or return one without calling the handler. Publishers, which get batches of events,
@@ -37,7 +37,7 @@ use super::{Context, ErasedHandler, Failure, IntoOutcome, Outcome};
 ///     })
 ///     .start()
 ///     .await?;
-/// let id = outbox.send(Event::new("greeting").tenant("acme").json(&"hello")).await?.unwrap();
+/// let id = outbox.send(Event::new("greeting").tenant("acme").json(&"hello")).await?.id;
 /// relay.idle().await?;
 /// # assert_eq!(outbox.admin().find(&id).await?.unwrap().status, outbox::Status::Done);
 /// relay.stop().await?;

@@ -35,10 +35,8 @@ pub(crate) use self::route::RouteKey;
 pub use self::route::{Route, on, on_aggregate, on_any, on_type};
 pub use self::transaction::HandlerTx;
 pub(crate) use self::transaction::TxSlot;
+use crate::error::BoxError;
 use crate::event::{EventType, Unparsable};
-
-/// An error of any type.
-type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// Outcome of one delivery attempt, as the handler returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -292,7 +290,7 @@ impl<E: Into<BoxError>> IntoFailure for E {
     }
 }
 
-/// What a handler returns if it did not fail: nothing, or an [`Outcome`].
+/// Values of a handler that did not fail: nothing, or an [`Outcome`].
 #[diagnostic::on_unimplemented(
     message = "a handler cannot return `{Self}`",
     label = "not the outcome of a handler",
@@ -353,7 +351,7 @@ impl<T: IntoSuccess, E: IntoFailure> IntoOutcome for Result<T, E> {
 ///
 /// let outbox = Outbox::sqlite(":memory:").await?;
 /// # outbox.migrate().await?;
-/// let id = outbox.send(Event::new("order.refunded").json(&42)).await?.expect("it has no deduplication key");
+/// let id = outbox.send(Event::new("order.refunded").json(&42)).await?.id;
 ///
 /// // A relay of the shop leaves it pending.
 /// let shop = outbox.multi_node().on_type("order.placed", async |_: Context| { /* … */ }).start().await?;

@@ -64,7 +64,7 @@ const PAGE: usize = 1_000;
 /// [`decide`](Log::decide) is all of this in one call, and decides again after a conflict.
 ///
 /// In a transaction of yours, beside your own tables, use [`Tx::append`], [`Tx::append_if`] and
-/// [`Tx::project`], or [`append_on`](Log::append_on) for a transaction that sqlx controls.
+/// [`Tx::project`].
 pub struct Log<DB: Database> {
     outbox: Outbox<DB>,
 }
@@ -196,25 +196,6 @@ impl<DB: Database> Log<DB> {
         if !appended.positions().is_empty() {
             self.outbox.appended();
         }
-        Ok(appended)
-    }
-
-    /// Appends events in a transaction that sqlx controls, so that the outbox does not see its
-    /// commit: publishers of this process find the events at their next poll. A conflict leaves the
-    /// transaction unchanged. After any other error on PostgreSQL, a commit is a rollback.
-    ///
-    /// Until it ends, the transaction blocks other decisions that depend on the appended events. Do
-    /// not commit it after an append that was cancelled half way: [`Tx`] would refuse the commit,
-    /// sqlx's transaction does not.
-    pub async fn append_on<E: IntoEvent>(
-        &self,
-        tx: &mut sqlx::Transaction<'_, DB>,
-        events: impl IntoIterator<Item = E>,
-        condition: Condition,
-    ) -> Result<Appended> {
-        let events = self.outbox.prepare_for_log(events)?;
-        let appended = self.outbox.sql_store().append_on(tx, &events, &condition).await?;
-        log_appended(crate::store::Store::name(self.outbox.sql_store()), &events, &appended);
         Ok(appended)
     }
 

@@ -224,5 +224,5 @@ pub struct ProgressUpdate {
 
 /// The log of a store, or an error if the store has none.
 pub(crate) fn log_of(store: &dyn Store) -> Result<&dyn LogStore> {
-    store.log().ok_or_else(|| Error::Store(format!("the store {:?} has no event log", store.name())))
+    store.log().ok_or_else(|| Error::Store(format!("the store {:?} has no event log", store.name()).into()))
 }

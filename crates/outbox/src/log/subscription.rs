@@ -165,10 +165,9 @@ impl Subscription {
 
     pub(crate) fn check(&self) -> Result<()> {
         self.topic.check()?;
-        let wrong = |what: String| Err(Error::Setting(format!("subscription {}: {what}", self.id)));
-        if let Err(e) = check_text("publisher name", self.id.publisher(), MAX_NAME) {
-            return wrong(e.to_string());
-        }
+        let of_this = |what: &dyn fmt::Display| format!("subscription {}: {what}", self.id);
+        check_text("publisher name", self.id.publisher(), MAX_NAME)
+            .map_err(|e| Error::setting_by(of_this(&e), e))?;
         let pace = self.pace();
         let year = Duration::from_secs(365 * 86_400);
         for (name, ok) in [
@@ -188,7 +187,7 @@ impl Subscription {
             ),
         ] {
             if !ok {
-                return wrong(name.to_owned());
+                return Err(Error::setting(of_this(&name)));
             }
         }
         Ok(())

@@ -125,7 +125,9 @@ impl Topic {
     pub(crate) fn check(&self) -> Result<()> {
         match &self.mistake {
             None => Ok(()),
-            Some(mistake) => Err(Error::Setting(format!("topic {:?}: {mistake}", self.name))),
+            Some(mistake) => {
+                Err(Error::setting_by(format!("topic {:?}: {mistake}", self.name), mistake.clone()))
+            }
         }
     }
 }

@@ -64,7 +64,7 @@ const CHUNK: usize = 1_000;
 ///   is claimed again, its owner may settle it even after its lease has expired.
 /// - **Delivery is at least once.** If a worker dies between its work and its ack, the item is
 ///   claimed again. [`message`](WorkItemId::message) is the key for deduplication; see
-///   [`once`](crate::Outbox::once).
+///   [`once`](crate::Tx::once).
 /// - **Order per key**: an item is not claimed while an earlier one of its
 ///   [`ordering_key`](crate::EventBuilder::ordering_key) is leased, waits for its retry, or is dead
 ///   (see [`on_dead`](WorkQueue::on_dead)). One claim may hold several items of a key, in their
@@ -255,7 +255,7 @@ impl WorkQueue {
         check_owner(owner)?;
         check_lease(lease)?;
         if batch == 0 || batch > Self::MAX_BATCH {
-            return Err(Error::Setting(format!("batch is {batch}: use 1 to {}", Self::MAX_BATCH)));
+            return Err(Error::setting(format!("batch is {batch}: use 1 to {}", Self::MAX_BATCH)));
         }
         let items = self.fill(owner, lease, batch).await?;
         tracing::debug!(store = self.store.name(), %owner, count = items.len(), "claimed work items");
@@ -433,14 +433,14 @@ fn check_owner(owner: &NodeId) -> Result<()> {
     if name.is_empty() || name.chars().count() > 100 || name.chars().any(char::is_control) {
         let rule =
             "the owner must have 1 to 100 characters and no control characters: use NodeId::generate()";
-        return Err(Error::Setting(rule.to_owned()));
+        return Err(Error::setting(rule));
     }
     Ok(())
 }
 
 fn check_lease(lease: Duration) -> Result<()> {
     if lease.is_zero() || lease > WorkQueue::MAX_LEASE {
-        return Err(Error::Setting(format!("lease is {lease:?}: use more than 0 and at most a year")));
+        return Err(Error::setting(format!("lease is {lease:?}: use more than 0 and at most a year")));
     }
     Ok(())
 }

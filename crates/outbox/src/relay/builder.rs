@@ -131,7 +131,7 @@ impl RelaySettings {
 
     fn check(&self) -> Result<()> {
         let positive = |name: &str, ok: bool| {
-            if ok { Ok(()) } else { Err(Error::Setting(format!("{name} must be greater than 0"))) }
+            if ok { Ok(()) } else { Err(Error::setting(format!("{name} must be greater than 0"))) }
         };
         positive("workers", self.workers > 0)?;
         positive("hot_capacity", self.hot_capacity > 0)?;
@@ -140,7 +140,7 @@ impl RelaySettings {
         positive("poll_interval", !self.poll_interval.is_zero())?;
         positive("handler_timeout", !self.handler_timeout.is_zero())?;
         let at_most = |name: &str, ok: bool, limit: &str| {
-            if ok { Ok(()) } else { Err(Error::Setting(format!("{name} must be at most {limit}"))) }
+            if ok { Ok(()) } else { Err(Error::setting(format!("{name} must be at most {limit}"))) }
         };
         // Far above any useful value, and far below overflow.
         at_most("workers", self.workers <= 1_000_000, "1,000,000")?;
@@ -154,7 +154,7 @@ impl RelaySettings {
         let shortest = Duration::from_millis(100);
         at_most("subscription_lease", self.subscription_lease <= year, "a year")?;
         if self.subscription_lease < shortest {
-            return Err(Error::Setting(format!(
+            return Err(Error::setting(format!(
                 "subscription_lease is {:?}: use at least 100 ms",
                 self.subscription_lease
             )));
@@ -162,14 +162,14 @@ impl RelaySettings {
         positive("log_watch", !self.log_watch.is_zero())?;
         at_most("log_watch", self.log_watch <= year, "a year")?;
         if self.lease < shortest {
-            return Err(Error::Setting(format!("lease is {:?}: use at least 100 ms", self.lease)));
+            return Err(Error::setting(format!("lease is {:?}: use at least 100 ms", self.lease)));
         }
         at_most("presence", self.presence <= year, "a year")?;
         if self.presence < shortest {
-            return Err(Error::Setting(format!("presence is {:?}: use at least 100 ms", self.presence)));
+            return Err(Error::setting(format!("presence is {:?}: use at least 100 ms", self.presence)));
         }
         if self.node.as_str().is_empty() || self.node.as_str().chars().count() > 100 {
-            return Err(Error::Setting("node must have 1 to 100 characters".to_owned()));
+            return Err(Error::setting("node must have 1 to 100 characters"));
         }
         if let Some(purge) = &self.purge {
             positive("purge batch", purge.what.limit > 0)?;
@@ -179,7 +179,7 @@ impl RelaySettings {
                 let mistake = format!(
                     "delete_undelivered is for writer_only: {mode} would delete events before it delivers them"
                 );
-                return Err(Error::Setting(mistake));
+                return Err(Error::setting(mistake));
             }
         }
         Ok(())
@@ -226,7 +226,7 @@ impl PurgeSettings {
         self
     }
 
-    /// How long the [inbox](crate::Outbox::once) remembers an event: longer than a redelivery can
+    /// How long the [inbox](crate::Tx::once) remembers an event: longer than a redelivery can
     /// take.
     pub fn inbox_retention(mut self, keep: Duration) -> Self {
         self.inbox = keep;
@@ -484,7 +484,7 @@ impl<D: RelaySource> RelayBuilder<D> {
         if !self.routes.states.add(state) {
             let of = std::any::type_name::<T>();
             let mistake = format!("state of the type `{of}` was given twice: a relay has one of each type");
-            self.mistake.get_or_insert(Error::Setting(mistake));
+            self.mistake.get_or_insert(Error::setting(mistake));
         }
         self
     }
@@ -583,9 +583,8 @@ impl<D: RelaySource> RelayBuilder<D> {
     /// one.
     pub fn forward_by(mut self, router: impl Router) -> Self {
         if !self.routes.add_router(Arc::new(router)) {
-            self.mistake.get_or_insert(Error::Setting(
-                "the relay has a router already: call forward_by once".to_owned(),
-            ));
+            self.mistake
+                .get_or_insert(Error::setting("the relay has a router already: call forward_by once"));
         }
         self
     }

@@ -147,8 +147,8 @@ enum Begun {
     Release(WorkUnit),
 }
 
-/// Begins a call for the next event of a work unit if its handler has a free one. Otherwise the unit
-/// is set aside, or released if too many are.
+/// Begins a call for the next event of a work unit if its handler has a free one. Otherwise the
+/// unit is set aside, or released if too many are.
 pub(super) async fn admit(engine: &Arc<Engine>, unit: WorkUnit) -> Admitting {
     let (unit, permit) = match unit {
         WorkUnit::Admitted(unit, permit) => (*unit, Some(permit)),

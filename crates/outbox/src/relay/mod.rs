@@ -523,10 +523,10 @@ impl Relay {
         self.stop().await
     }
 
-    /// Delivers no events of this type until [`resume`](Relay::resume). Events that wait are left in
-    /// the table, for other relays too; handlers that run are not interrupted. Later events of their
-    /// keys wait behind them. Only for this relay, and until it stops. Returns false if the type was
-    /// paused already.
+    /// Delivers no events of this type until [`resume`](Relay::resume). Events that wait are left
+    /// in the table, for other relays too; handlers that run are not interrupted. Later events of
+    /// their keys wait behind them. Only for this relay, and until it stops. Returns false if the
+    /// type was paused already.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -536,7 +536,7 @@ impl Relay {
     /// # outbox.migrate().await?;
     /// let relay = outbox.single_node().on_type("mail.wanted", async |_: Context| ()).start().await?;
     /// relay.pause("mail.wanted");
-    /// let id = outbox.send(Event::new("mail.wanted").json(&1)).await?.unwrap();
+    /// let id = outbox.send(Event::new("mail.wanted").json(&1)).await?.id;
     /// relay.idle().await?;
     /// assert_eq!(outbox.admin().find(&id).await?.unwrap().status, Status::New);
     /// relay.resume("mail.wanted");
@@ -674,10 +674,13 @@ async fn run_until_stopped(
     let result = match (engine.supervisor.failure(), stopped) {
         (Some(failed), _) => Err(failed.into()),
         (None, Ok(stopped)) => stopped,
-        (None, Err(panic)) => Err(Error::Store(format!(
-            "the relay panicked while it released its events, which wait until their leases run out: {}",
-            supervise::message(&*panic)
-        ))),
+        (None, Err(panic)) => {
+            let text = format!(
+                "the relay panicked while it released its events, which wait until their leases run out: {}",
+                supervise::message(&*panic)
+            );
+            Err(Error::Store(text.into()))
+        }
     };
     ended.send_replace(true);
     result

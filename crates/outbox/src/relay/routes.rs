@@ -31,7 +31,7 @@ pub(crate) struct Routes {
     pub(crate) interceptors: Vec<Arc<dyn Interceptor>>,
     /// Around every handler, the outermost first.
     middleware: Arc<[Arc<dyn Middleware>]>,
-    /// What the handlers need of the relay.
+    /// The requirements of the handlers.
     needs: Vec<Needs>,
     pub(crate) states: States,
     limits: Vec<CallLimit>,
@@ -78,7 +78,7 @@ impl Routes {
         let Route { keys, handler, needs, retry, timeout, max_concurrent, .. } = route;
         let positive = |name: &str, ok: bool| match ok {
             true => Ok(()),
-            false => Err(Error::Setting(format!("{name} of a route must be greater than 0"))),
+            false => Err(Error::setting(format!("{name} of a route must be greater than 0"))),
         };
         positive("timeout", timeout.is_none_or(|limit| !limit.is_zero()))?;
         positive("max_concurrent", max_concurrent != Some(0))?;
@@ -121,7 +121,8 @@ impl Routes {
         self.needs.iter().try_for_each(|need| need.check(&self.states))
     }
 
-    /// The limits of concurrent calls. A limit knows the event types of which it limits every event.
+    /// The limits of concurrent calls. A limit knows the event types of which it limits every
+    /// event.
     pub(crate) fn limits(&self) -> Limits {
         let mut limits = self.limits.clone();
         for (event_type, routes) in &self.by_type {

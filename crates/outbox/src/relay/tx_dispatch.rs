@@ -126,7 +126,7 @@ impl<DB: Database> TxDispatch for Transactional<DB> {
         let fits = outbox.is_some_and(|outbox| outbox.is::<Outbox<DB>>());
         (!fits).then(|| {
             let database = DB::NAME;
-            Error::Setting(format!(
+            Error::setting(format!(
                 "a handler needs a transaction of {database}: start its relay from an outbox of {database}"
             ))
         })

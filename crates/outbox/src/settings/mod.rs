@@ -169,7 +169,7 @@ impl Settings {
     /// The URL, if it names this kind of database.
     fn url_of(&self, kind: Scheme) -> Result<&str> {
         let Some(url) = self.database.url() else {
-            return Err(Error::Setting(NO_DATABASE.to_owned()));
+            return Err(Error::setting(NO_DATABASE));
         };
         match Scheme::of_url(url) {
             Ok(found) if found == kind => Ok(url),

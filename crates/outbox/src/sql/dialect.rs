@@ -728,7 +728,7 @@ pub(crate) use plumbing;
 /// The names of the options, checked.
 pub(crate) fn names_of<DB: Dialect>(options: &StoreOptions) -> Result<Names> {
     if options.schema.is_some() && !DB::SCHEMAS {
-        return Err(Error::Setting(format!("{} has no schemas: use a table name only", DB::NAME)));
+        return Err(Error::setting(format!("{} has no schemas: use a table name only", DB::NAME)));
     }
     Names::new(options.schema.as_deref(), &options.table, DB::QUOTE)
 }

@@ -79,7 +79,7 @@ impl StoredFollowUp {
             Some(content_type) => {
                 let data = BASE64
                     .decode(self.payload)
-                    .map_err(|_| Error::Store("payload of a follow-up is not base64".to_owned()))?;
+                    .map_err(|e| Error::store_by("payload of a follow-up is not base64", e))?;
                 Payload::Bytes { content_type, data }
             }
         };
@@ -120,12 +120,12 @@ impl StoredFollowUp {
     }
 
     pub(super) fn text(event: &Event) -> Result<String> {
-        serde_json::to_string(&Self::of(event)).map_err(|e| Error::Store(e.to_string()))
+        serde_json::to_string(&Self::of(event)).map_err(|e| Error::Store(e.into()))
     }
 
     pub(super) fn parse(text: &str) -> Result<Self> {
         serde_json::from_str(text)
-            .map_err(|e| Error::Store(format!("the follow-up of a join cannot be parsed: {e}")))
+            .map_err(|e| Error::store_by(format!("the follow-up of a join cannot be parsed: {e}"), e))
     }
 }
 

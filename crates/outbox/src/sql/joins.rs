@@ -419,12 +419,13 @@ impl<DB: Database> SqlStore<DB> {
     fn join_row(&self, row: &DB::Row) -> Result<Row> {
         let number = |column| -> Result<u32> {
             let number = DB::int(row, column)?.unwrap_or_default();
-            u32::try_from(number).map_err(|_| Error::Store(format!("invalid step count {number} of a join")))
+            u32::try_from(number)
+                .map_err(|e| Error::store_by(format!("invalid step count {number} of a join"), e))
         };
         let id = JoinId::from(DB::text(row, 0)?.unwrap_or_default());
         let code = DB::int(row, 6)?.unwrap_or_default();
         let status = JoinStatus::from_code(code)
-            .ok_or_else(|| Error::Store(format!("join {id} has the unknown status {code}")))?;
+            .ok_or_else(|| Error::Store(format!("join {id} has the unknown status {code}").into()))?;
         let strict = DB::int(row, 8)?.map(|strict| strict != 0);
         Ok(Row {
             join: Join {

@@ -101,11 +101,12 @@ async fn until_locked<F: Future<Output = Result<bool>>>(store: &str, attempt: im
     let (begun, mut pause) = (Instant::now(), PAUSE);
     while !attempt().await? {
         if begun.elapsed() + pause > PATIENCE {
-            return Err(Error::Store(format!(
+            let text = format!(
                 "the outbox tables were not migrated: a lock that the migration needs was not free for {} s. \
                  End the transactions that use the tables, or the migration that runs elsewhere, and migrate again",
                 PATIENCE.as_secs()
-            )));
+            );
+            return Err(Error::Store(text.into()));
         }
         tracing::warn!(store, "migration waits for a lock on the outbox tables; next attempt in {pause:?}");
         tokio::time::sleep(pause).await;

@@ -24,7 +24,7 @@ impl<DB: Database> SqlStore<DB> {
         let gives_keys = DB::gives_keys(&mut conn, self.renderer().names()).await?;
         conn.finish().await?;
         if !gives_keys {
-            return Err(Error::Setting(KEYS_ARE_NOT_GIVEN.to_owned()));
+            return Err(Error::setting(KEYS_ARE_NOT_GIVEN));
         }
         self.run(DB::by_aggregate(self.renderer().names()), Vec::new()).await?;
         let mut keyed = 0;

@@ -139,9 +139,8 @@ pub(super) fn statement<DB: Dialect>(
 impl<DB: Database> SqlStore<DB> {
     pub(super) async fn read_page(&self, ask: &PageRequest) -> Result<Page> {
         if ask.limit == 0 || ask.scan_limit == 0 {
-            return Err(Error::Setting(
-                "a page must scan and return at least one row: limit and scan_limit must be greater than 0"
-                    .to_owned(),
+            return Err(Error::setting(
+                "a page must scan and return at least one row: limit and scan_limit must be greater than 0",
             ));
         }
         if ask.filter.id.is_some() && ask.after.is_some() {
@@ -185,7 +184,7 @@ impl<DB: Database> SqlStore<DB> {
         let id = EventId::from(text(0).unwrap_or_default());
         let code = int(8)?.unwrap_or_default();
         let status = Status::from_code(code as i16)
-            .ok_or_else(|| Error::Store(format!("event {id} has the unknown status {code}")))?;
+            .ok_or_else(|| Error::Store(format!("event {id} has the unknown status {code}").into()))?;
         let available_at = time(11)?.unwrap_or_default();
         Ok(EventRow {
             id,

@@ -133,18 +133,27 @@ impl<DB: Dialect> DerefMut for Conn<DB> {
     }
 }
 
-/// A transaction. Drop rolls it back.
+/// A transaction. Drop rolls it back, unless it is bound.
 pub(crate) enum Work<'c, DB: Dialect> {
     /// Begun by the application.
     Sqlx(sqlx::Transaction<'c, DB>),
+    /// Begun by the application, which also ends it.
+    Bound(&'c mut DB::Connection),
     Pool(Used<DB>),
     Line(Borrowed<DB>),
 }
 
 impl<DB: Dialect> Work<'_, DB> {
+    /// Whether the application ends the transaction. Neither [`commit`](Self::commit) nor
+    /// [`rollback`](Self::rollback) has an effect on it, nor a drop.
+    pub(crate) fn is_bound(&self) -> bool {
+        matches!(self, Work::Bound(_))
+    }
+
     pub(crate) async fn commit(self) -> Result<(), sqlx::Error> {
         match self {
             Work::Sqlx(tx) => tx.commit().await,
+            Work::Bound(_) => Ok(()),
             Work::Pool(used) => used.commit().await,
             Work::Line(borrowed) => borrowed.commit().await,
         }
@@ -153,6 +162,7 @@ impl<DB: Dialect> Work<'_, DB> {
     pub(crate) async fn rollback(self) -> Result<(), sqlx::Error> {
         match self {
             Work::Sqlx(tx) => tx.rollback().await,
+            Work::Bound(_) => Ok(()),
             Work::Pool(used) => used.rollback().await,
             Work::Line(borrowed) => borrowed.rollback().await,
         }
@@ -178,6 +188,7 @@ impl<DB: Dialect> Deref for Work<'_, DB> {
     fn deref(&self) -> &DB::Connection {
         match self {
             Work::Sqlx(tx) => tx,
+            Work::Bound(conn) => conn,
             Work::Pool(used) => used,
             Work::Line(conn) => conn,
         }
@@ -188,6 +199,7 @@ impl<DB: Dialect> DerefMut for Work<'_, DB> {
     fn deref_mut(&mut self) -> &mut DB::Connection {
         match self {
             Work::Sqlx(tx) => tx,
+            Work::Bound(conn) => conn,
             Work::Pool(used) => used,
             Work::Line(conn) => conn,
         }

@@ -646,6 +646,24 @@ pub(super) fn insert_lists(
     (text, values)
 }
 
+/// Maximum number of deduplication keys in one statement.
+pub(super) const MOST_DEDUP_KEYS: usize = 512;
+
+/// Selects keys and ids of the events with these deduplication keys. `current` makes a transaction
+/// read rows that were committed after its snapshot. The last key is repeated up to a power of two,
+/// so that there are few different texts.
+pub(super) fn ids_by_dedup_key(keys: &[&str], current: &str) -> (String, Vec<Value>) {
+    let count = keys.len().next_power_of_two();
+    let padded = keys.iter().chain(std::iter::repeat(keys.last().unwrap_or(&"")));
+    let values: Vec<Value> = padded.take(count).map(|key| Value::text(*key)).collect();
+    let places: Vec<String> = (1..=count).map(|n| format!("${n}")).collect();
+    let text = format!(
+        "SELECT e.dedup_key, e.event_id FROM {{events}} e {{by events_dedup}} WHERE e.dedup_key IN ({}) {current}",
+        places.join(", ")
+    );
+    (text, values)
+}
+
 /// Owner and length of the lease of events that are inserted leased.
 fn lease_values(birth: &BirthLease) -> [Value; 2] {
     [Value::text(birth.owner.as_str()), Value::micros(birth.lease)]

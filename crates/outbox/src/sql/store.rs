@@ -1,7 +1,7 @@
 //! The SQL store: the steps of each operation. The SQL that only one database uses is in the file
 //! of that database.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -124,7 +124,7 @@ impl<DB: Database> SqlStore<DB> {
             // A server that cannot be reached now may be reachable when the relay starts to listen.
             if let Ok(true) = DB::are_shared(direct).await {
                 let reason = "direct_url points to a pooler: set it to the PostgreSQL server itself";
-                return Err(Error::Setting(reason.to_owned()));
+                return Err(Error::setting(reason));
             }
         }
         let name = options.name.clone().unwrap_or_else(|| crate::error::without_credentials(url));
@@ -149,7 +149,7 @@ impl<DB: Database> SqlStore<DB> {
     /// Options to connect to the server itself, if `options` has a direct URL.
     fn direct(options: &StoreOptions) -> Result<Option<Options<DB>>> {
         match &options.direct_url {
-            Some(_) if !DB::NOTIFIES => Err(Error::Setting(format!(
+            Some(_) if !DB::NOTIFIES => Err(Error::setting(format!(
                 "direct_url is for PostgreSQL: {} sends no notifications",
                 DB::NAME
             ))),
@@ -194,9 +194,7 @@ impl<DB: Database> SqlStore<DB> {
 
     fn names(options: &StoreOptions) -> Result<Names> {
         if options.max_connections == 0 {
-            return Err(Error::Setting(
-                "max_connections is 0: a store needs at least one connection".to_owned(),
-            ));
+            return Err(Error::setting("max_connections is 0: a store needs at least one connection"));
         }
         names_of::<DB>(options)
     }
@@ -224,7 +222,11 @@ impl<DB: Database> SqlStore<DB> {
         birth: Option<&BirthLease>,
         dated: bool,
     ) -> Result<Vec<(Event, Option<DateTime<Utc>>)>> {
-        let stored = DB::insert(&self.sql, conn, rows, birth, dated).await.map_err(|e| self.explain(e))?;
+        let stored = DB::insert(&self.sql, conn, rows, birth, dated).await;
+        let stored = stored.map_err(|e| match (self.explain(e), rows) {
+            (Error::DuplicateId { .. }, [row]) => Error::DuplicateId { id: Some(row.event.id().clone()) },
+            (other, _) => other,
+        })?;
         let all = || rows.iter().map(|row| row.event.clone());
         Ok(match stored {
             None => all().map(|event| (event, None)).collect(),
@@ -236,6 +238,27 @@ impl<DB: Database> SqlStore<DB> {
                     .collect()
             }
         })
+    }
+
+    /// Returns the ids of the events with these deduplication keys, by key. Sees every committed
+    /// row, whatever the isolation level of the transaction.
+    pub(crate) async fn ids_by_dedup_key(
+        &self,
+        conn: &mut DB::Connection,
+        keys: &BTreeSet<&str>,
+    ) -> Result<HashMap<String, EventId>> {
+        let mut ids = HashMap::with_capacity(keys.len());
+        let keys: Vec<&str> = keys.iter().copied().collect();
+        for keys in keys.chunks(sql::MOST_DEDUP_KEYS) {
+            let (text, values) = sql::ids_by_dedup_key(keys, DB::CURRENT);
+            let rows = DB::fetch(conn, self.sql.render(&text), values).await;
+            for row in &rows.map_err(|e| self.explain(e.into()))? {
+                if let (Some(key), Some(id)) = (DB::text(row, 0)?, DB::text(row, 1)?) {
+                    ids.insert(key, EventId::from(id));
+                }
+            }
+        }
+        Ok(ids)
     }
 
     /// Returns which of these events still exist, as their own transaction sees them.
@@ -260,9 +283,7 @@ impl<DB: Database> SqlStore<DB> {
             Error::Database(e) if DB::is_missing_table(e.inner()) => {
                 Error::NotMigrated { table: self.sql.names.table.clone() }
             }
-            Error::Database(e) if DB::is_duplicate_id(e.inner()) => {
-                Error::DuplicateId { id: "that was given".to_owned() }
-            }
+            Error::Database(e) if DB::is_duplicate_id(e.inner()) => Error::DuplicateId { id: None },
             other => other,
         }
     }
@@ -377,7 +398,7 @@ impl<DB: Database> SqlStore<DB> {
     async fn lead_by_row(&self, name: &Value, holder: &NodeId, ttl: Duration) -> Result<Leadership> {
         let mut tx = begin_on(&self.pools.relay).await?;
         let rows = DB::fetch(&mut tx, self.sql.render(sql::SEE_LEASE), vec![name.clone()]).await?;
-        let row = rows.first().ok_or_else(|| Error::Store("the row of the lease is missing".to_owned()))?;
+        let row = rows.first().ok_or_else(|| Error::Store("the row of the lease is missing".into()))?;
         let now = DB::time(row, 3)?.unwrap_or_default();
         let (current, epoch) = (DB::text(row, 0)?, DB::int(row, 1)?.unwrap_or_default());
         let until = DB::time(row, 2)?;
@@ -526,7 +547,7 @@ impl<DB: Database> SqlStore<DB> {
         let after = sql::AFTER_EVENT;
         let code = DB::int(row, after)?.unwrap_or_default();
         let status = Status::from_code(code as i16)
-            .ok_or_else(|| Error::Store(format!("event {id} has the unknown status {code}")))?;
+            .ok_or_else(|| Error::Store(format!("event {id} has the unknown status {code}").into()))?;
         let owner = DB::shown(row, after + 2).map(NodeId::from);
         Ok(StoredEvent {
             event: columns

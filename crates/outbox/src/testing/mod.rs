@@ -40,22 +40,22 @@ pub async fn outbox() -> Outbox<sqlx::Sqlite> {
     outbox
 }
 
-/// All events of an outbox, oldest first: see [`Written`].
+/// All events of an outbox, oldest first: see [`WrittenEvents`].
 ///
 /// # Panics
 ///
 /// If it cannot be read.
-pub async fn written<DB: Database>(outbox: &Outbox<DB>) -> Written {
+pub async fn written<DB: Database>(outbox: &Outbox<DB>) -> WrittenEvents {
     let all = outbox.store().list(&Filter::default(), 1_000_000).await;
-    Written(all.expect("the outbox can be read"))
+    WrittenEvents(all.expect("the outbox can be read"))
 }
 
 /// Writes events like a process whose own relay is about to handle them: those with `true` are
 /// leased to the relay's node on insert, so that no other node takes them. Returns the ids that
 /// were stored.
 ///
-/// For tests of how a database treats such rows: [`Outbox::write`] decides by itself which events
-/// are leased on insert.
+/// For tests of how a database treats such rows: [`Tx::write`](crate::Tx::write) decides by itself
+/// which events are leased on insert.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
@@ -90,9 +90,9 @@ pub async fn write_leased<DB: Database>(
 
 /// Written events, with assertions that list the found events when they fail.
 #[derive(Debug)]
-pub struct Written(Vec<StoredEvent>);
+pub struct WrittenEvents(Vec<StoredEvent>);
 
-impl Written {
+impl WrittenEvents {
     /// All events, with their states.
     pub fn all(&self) -> &[StoredEvent] {
         &self.0

@@ -111,13 +111,13 @@ impl FailingStore {
     /// Fails nothing, but delays reads from the start of the table by this long, and releases by
     /// six times as long.
     pub fn slow(inner: SharedStore, slow: Duration) -> Arc<Self> {
-        let never = Self::made(inner, Operation::Take, 0, || Error::Store("never".to_owned()));
+        let never = Self::made(inner, Operation::Take, 0, || Error::Store("never".into()));
         Arc::new(Self { slow, ..never })
     }
 
     /// Fails nothing, but delays each take by this long.
     pub fn paced(inner: SharedStore, pace: Duration) -> Arc<Self> {
-        let never = Self::made(inner, Operation::Take, 0, || Error::Store("never".to_owned()));
+        let never = Self::made(inner, Operation::Take, 0, || Error::Store("never".into()));
         Arc::new(Self { pace, ..never })
     }
 
@@ -146,7 +146,7 @@ impl FailingStore {
             began: tokio::sync::watch::Sender::new(0),
             gate: tokio::sync::Semaphore::new(0),
         };
-        let never = Self::made(inner, Operation::Take, 0, || Error::Store("never".to_owned()));
+        let never = Self::made(inner, Operation::Take, 0, || Error::Store("never".into()));
         Arc::new(Self { stalls: Some([stall(Operation::Take), stall(Operation::Purge)]), ..never })
     }
 
@@ -207,7 +207,7 @@ impl FailingStore {
 
     /// Fails nothing, and only counts calls.
     pub fn never(inner: SharedStore) -> Arc<Self> {
-        Self::settle(inner, 0, || Error::Store("never".to_owned()))
+        Self::settle(inner, 0, || Error::Store("never".into()))
     }
 
     /// Number of takes, settlements and extensions since the last call of this function.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use outbox::store::{Status, StoredEvent};
 use outbox::{
     Clock, Context, Database, Event, EventBuilder, EventId, Failure, FrozenClock, Outbox, OutboxBuilder,
-    Outcome,
+    Outcome, Written,
 };
 use sqlx::{MySql, Postgres, Sqlite};
 use tokio::sync::{Semaphore, watch};
@@ -91,6 +91,12 @@ base!(Sqlite, sqlite, {
 });
 base!(Postgres, postgres, server("OUTBOX_TEST_POSTGRES"));
 base!(MySql, mysql, server("OUTBOX_TEST_MARIADB"));
+
+/// Ids of events that are all new.
+pub fn ids_of(written: Vec<Written>) -> Vec<EventId> {
+    assert!(written.iter().all(Written::is_new), "{written:?}");
+    written.into_iter().map(|written| written.id).collect()
+}
 
 /// An outbox on a table that no other test uses.
 #[derive(Debug)]
@@ -192,7 +198,7 @@ impl<DB: Backend> TestDb<DB> {
 
     /// Writes numbered events of a type, in one transaction.
     pub async fn write(&self, event_type: &str, numbers: std::ops::Range<u64>) -> Vec<EventId> {
-        self.outbox.send_all(numbers.map(|n| numbered(event_type, n))).await.unwrap()
+        ids_of(self.outbox.send_all(numbers.map(|n| numbered(event_type, n))).await.unwrap())
     }
 
     /// Waits until the relay that leads a publisher of the log has acted on the current state of

@@ -49,7 +49,7 @@ pub async fn fan_out<DB: Backend>(db: &TestDb<DB>, members: usize) {
     }
     for (number, steps) in steps.iter().enumerate() {
         let mut tx = db.outbox.begin().await.unwrap();
-        let mut joins = db.outbox.joins_in(&mut tx);
+        let mut joins = tx.joins();
         let expected = u32::try_from(steps.len()).unwrap();
         let join = joins.start(NewJoin::of(expected).group(format!("join-{number}"))).await.unwrap();
         let early: Vec<EventId> = steps.iter().filter(|n| !is_late(**n)).map(|n| step(*n)).collect();

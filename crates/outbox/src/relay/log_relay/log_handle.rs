@@ -13,7 +13,7 @@ pub(super) struct LogHandle(SharedStore);
 impl LogHandle {
     pub(super) fn new(store: SharedStore) -> Result<Self> {
         if store.log().is_none() {
-            return Err(Error::Setting(format!("the store {:?} has no log to publish", store.name())));
+            return Err(Error::setting(format!("the store {:?} has no log to publish", store.name())));
         }
         Ok(Self(store))
     }

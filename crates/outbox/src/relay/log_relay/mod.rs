@@ -489,8 +489,8 @@ impl LogRelay {
         });
         let left = match tokio::time::timeout(SHUTDOWN_GRACE, leaving).await {
             Ok(Ok(left)) => left,
-            Ok(Err(ended)) => Err(Error::Store(ended.to_string())),
-            Err(_) => Err(Error::Store("no answer in time".to_owned())),
+            Ok(Err(ended)) => Err(Error::Store(ended.into())),
+            Err(_) => Err(Error::Store("no answer in time".into())),
         };
         if let Err(error) = left {
             let what =
@@ -606,7 +606,7 @@ fn check(subscriptions: &[Subscription]) -> Result<()> {
         let topic = topics.entry(subscription.id.topic()).or_insert(&subscription.topic);
         if **topic != subscription.topic {
             let name = subscription.id.topic();
-            return Err(Error::Setting(format!(
+            return Err(Error::setting(format!(
                 "two topics named {name:?} have different rules: give each its own name"
             )));
         }

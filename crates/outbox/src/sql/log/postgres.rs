@@ -72,7 +72,7 @@ impl LogDialect for Postgres {
 
     async fn append(sql: &dyn Render, conn: &mut PgConnection, append: &Append<'_>) -> Result<AppendOutcome> {
         let rows = Self::fetch(conn, sql.render(APPEND), append_values(append)).await?;
-        let row = rows.first().ok_or_else(|| Error::Store("the append returned no row".to_owned()))?;
+        let row = rows.first().ok_or_else(|| Error::Store("the append returned no row".into()))?;
         let place = Position::new(row.try_get::<Option<i64>, _>(1)?.unwrap_or_default());
         Ok(match row.try_get(0)? {
             "new" => {
@@ -84,7 +84,9 @@ impl LogDialect for Postgres {
             "isolation" => AppendOutcome::Isolated,
             "beyond" => append.beyond(place).unwrap_or(AppendOutcome::Conflict(place)),
             other => {
-                return Err(Error::Store(format!("the append returned {other:?}: is the schema newer?")));
+                return Err(Error::Store(
+                    format!("the append returned {other:?}: is the schema newer?").into(),
+                ));
             }
         })
     }
@@ -115,13 +117,12 @@ impl LogDialect for Postgres {
             return Ok(());
         }
         let rows = Self::fetch(conn, sql.render(LOOK), vec![Value::Int(watermark.safe.get())]).await?;
-        let row =
-            rows.first().ok_or_else(|| Error::Store("the log's sequence returned no row".to_owned()))?;
+        let row = rows.first().ok_or_else(|| Error::Store("the log's sequence returned no row".into()))?;
         let cache: Option<i64> = row.try_get(5)?;
         if cache.is_some_and(|cache| cache > 1) {
             let what =
                 "the log's sequence has a CACHE, so that a lower position may be drawn after a higher one: ";
-            return Err(Error::Setting(format!(
+            return Err(Error::setting(format!(
                 "{what}run ALTER SEQUENCE {} CACHE 1",
                 sql.render("{log_seq}").text
             )));

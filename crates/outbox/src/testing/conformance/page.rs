@@ -175,7 +175,7 @@ pub async fn a_zero_limit_is_refused_and_an_unknown_event_is_not_found(harness: 
     let id = scene.write_one(event("e")).await;
     for (limit, scan_limit) in [(0, 10), (10, 0), (0, 0)] {
         let asked = scene.store.page(&PageRequest { limit, scan_limit, ..PageRequest::default() }).await;
-        assert!(matches!(asked, Err(Error::Setting(_))), "{asked:?}");
+        assert!(matches!(asked, Err(Error::Setting { .. })), "{asked:?}");
     }
     let late = Cursor { at: scene.now() + Duration::from_secs(1_000_000_000), seq: i64::MAX };
     for name in [StatusGroup::Pending, StatusGroup::Done, StatusGroup::Dead] {
