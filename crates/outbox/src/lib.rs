@@ -83,9 +83,9 @@ pub use event::{
 pub use explain::{EventFacts, Explanation, Reason};
 pub use fleet::Fleet;
 pub use handler::{
-    Context, EventHeader, Failure, FromContext, Handled, Handler, HandlerTx, Header, Interceptor,
-    IntoFailure, IntoOutcome, IntoSuccess, Middleware, Next, OrDead, Outcome, Route, State, Unrouted, on,
-    on_aggregate, on_any, on_type, split_detail,
+    Context, EventHeader, Failure, FromContext, Handled, Handler, HandlerFuture, HandlerTx, Header,
+    Interceptor, IntoFailure, IntoOutcome, IntoSuccess, Middleware, Next, OrDead, Outcome, Route, State,
+    Unrouted, on, on_aggregate, on_any, on_type, split_detail,
 };
 pub use hook::{HookError, WriterHook};
 pub use join::{

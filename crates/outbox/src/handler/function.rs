@@ -2,10 +2,8 @@
 
 use std::marker::PhantomData;
 
-use futures_util::future::BoxFuture;
-
 use super::extract::{FromContext, Needs};
-use super::{Context, Failure, IntoOutcome, Outcome};
+use super::{Context, HandlerFuture, IntoOutcome};
 use crate::event::GLOBAL;
 
 /// An async function that handles events: `async fn` or a closure that returns a future, with up to
@@ -80,7 +78,7 @@ pub trait Handler<D, Args>: Send + Sync + 'static {
 
     /// Creates the arguments and calls the function.
     #[doc(hidden)]
-    fn call(&self, cx: Context) -> BoxFuture<'_, Result<Outcome, Failure>>;
+    fn call(&self, cx: Context) -> HandlerFuture<'_>;
 }
 
 macro_rules! handler_of {
@@ -108,7 +106,7 @@ macro_rules! handler_of {
             }
 
             #[allow(non_snake_case, reason = "an argument has the name of its type")]
-            fn call(&self, cx: Context) -> BoxFuture<'_, Result<Outcome, Failure>> {
+            fn call(&self, cx: Context) -> HandlerFuture<'_> {
                 Box::pin(async move {
                     $(let $arg = $arg::from_context(&cx).await?;)*
                     drop(cx);
@@ -131,7 +129,7 @@ handler_of!(A1, A2, A3, A4, A5, A6, A7, A8);
 
 /// A handler whose arguments are erased.
 pub(crate) trait ErasedHandler: Send + Sync {
-    fn call(&self, cx: Context) -> BoxFuture<'_, Result<Outcome, Failure>>;
+    fn call(&self, cx: Context) -> HandlerFuture<'_>;
 }
 
 /// A function with its arguments.
@@ -144,7 +142,7 @@ impl<H, D, Args> Function<H, D, Args> {
 }
 
 impl<D: 'static, Args: 'static, H: Handler<D, Args>> ErasedHandler for Function<H, D, Args> {
-    fn call(&self, cx: Context) -> BoxFuture<'_, Result<Outcome, Failure>> {
+    fn call(&self, cx: Context) -> HandlerFuture<'_> {
         self.0.call(cx)
     }
 }

@@ -5,11 +5,9 @@ use std::sync::Arc;
 #[cfg(feature = "tower")]
 use std::task::{self, Poll};
 
-use futures_util::future::BoxFuture;
-
 #[cfg(feature = "tower")]
 use super::IntoFailure;
-use super::{Context, ErasedHandler, Failure, IntoOutcome, Outcome};
+use super::{Context, ErasedHandler, Failure, HandlerFuture, IntoOutcome, Outcome};
 
 /// Async code around the handlers of a relay, such as `async |cx: Context, next: Next| { … }`.
 /// Added with [`around`](crate::RelayBuilder::around).
@@ -45,7 +43,7 @@ use super::{Context, ErasedHandler, Failure, IntoOutcome, Outcome};
 /// ```
 pub trait Middleware: Send + Sync + 'static {
     /// Handles an event, by calling [`next.run(cx)`](Next::run) or in another way.
-    fn handle(&self, cx: Context, next: Next) -> BoxFuture<'static, Result<Outcome, Failure>>;
+    fn handle(&self, cx: Context, next: Next) -> HandlerFuture<'static>;
 }
 
 impl<F, Fut> Middleware for F
@@ -53,7 +51,7 @@ where
     F: Fn(Context, Next) -> Fut + Send + Sync + 'static,
     Fut: Future<Output: IntoOutcome> + Send + 'static,
 {
-    fn handle(&self, cx: Context, next: Next) -> BoxFuture<'static, Result<Outcome, Failure>> {
+    fn handle(&self, cx: Context, next: Next) -> HandlerFuture<'static> {
         let handling = self(cx, next);
         Box::pin(async move { handling.await.into_outcome() })
     }
@@ -80,7 +78,7 @@ impl Next {
     }
 
     /// Calls the rest of the chain.
-    pub fn run(mut self, cx: Context) -> BoxFuture<'static, Result<Outcome, Failure>> {
+    pub fn run(mut self, cx: Context) -> HandlerFuture<'static> {
         match self.middleware.get(self.called).cloned() {
             Some(next) => {
                 self.called += 1;
@@ -101,7 +99,7 @@ pub struct NextService(());
 impl tower_service::Service<(Context, Next)> for NextService {
     type Response = Outcome;
     type Error = Failure;
-    type Future = BoxFuture<'static, Result<Outcome, Failure>>;
+    type Future = HandlerFuture<'static>;
 
     fn poll_ready(&mut self, _: &mut task::Context<'_>) -> Poll<Result<(), Failure>> {
         Poll::Ready(Ok(()))
@@ -123,7 +121,7 @@ where
     S::Error: IntoFailure + Send,
     S::Future: Send,
 {
-    fn handle(&self, cx: Context, next: Next) -> BoxFuture<'static, Result<Outcome, Failure>> {
+    fn handle(&self, cx: Context, next: Next) -> HandlerFuture<'static> {
         let mut service = self.0.clone();
         Box::pin(async move {
             let ready = std::future::poll_fn(|task| service.poll_ready(task));

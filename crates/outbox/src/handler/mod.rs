@@ -18,6 +18,7 @@ mod transaction;
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::pin::Pin;
 use std::time::Duration;
 
 pub use self::context::Context;
@@ -82,6 +83,9 @@ pub(crate) enum Again {
     After(Duration),
     Never,
 }
+
+/// A handler that is being called.
+pub type HandlerFuture<'a> = Pin<Box<dyn Future<Output = Result<Outcome, Failure>> + Send + 'a>>;
 
 /// Return type of most handlers.
 pub type Handled = Result<(), Failure>;
