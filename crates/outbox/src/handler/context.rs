@@ -90,7 +90,7 @@ impl Context {
         self.seq
     }
 
-    /// The error of the last attempt, with its [detail](split_detail) if it had one. `None` for an
+    /// The error of the last attempt, with its [detail](crate::split_detail) if it had one. `None` for an
     /// event that has not failed.
     ///
     /// ```
