@@ -27,6 +27,7 @@ pub struct Context {
 }
 
 /// The part of a context that is the same for all events of a relay.
+#[derive(Clone)]
 pub(crate) struct RelayScope {
     pub(crate) node: NodeId,
     /// Name of the store.
@@ -164,6 +165,52 @@ impl Deref for Context {
 
     fn deref(&self) -> &Event {
         &self.event
+    }
+}
+
+/// Contexts for tests of handlers: see [`testing::context`](crate::testing::context).
+#[cfg(feature = "testing")]
+impl Context {
+    pub(crate) fn of_event(event: Event) -> Self {
+        let relay = RelayScope {
+            node: NodeId::from("test"),
+            store: "test".into(),
+            states: States::default(),
+            stop: CancellationToken::new(),
+        };
+        Self {
+            event,
+            attempt: 1,
+            seq: None,
+            created_at: None,
+            last_error: None,
+            relay: Arc::new(relay),
+            tx: None,
+        }
+    }
+
+    /// Sets the number of the attempt.
+    pub fn with_attempt(mut self, attempt: u32) -> Self {
+        self.attempt = attempt;
+        self
+    }
+
+    /// Sets the error of the last attempt.
+    pub fn with_last_error(mut self, error: impl Into<Arc<str>>) -> Self {
+        self.last_error = Some(error.into());
+        self
+    }
+
+    /// Adds a [state](Context::state).
+    pub fn with_state<T: Send + Sync + 'static>(mut self, state: T) -> Self {
+        Arc::make_mut(&mut self.relay).states.add(state);
+        self
+    }
+
+    /// Makes the relay [stop](Context::stopping), as the handler sees it.
+    pub fn with_stopping_relay(self) -> Self {
+        self.relay.stop.cancel();
+        self
     }
 }
 
