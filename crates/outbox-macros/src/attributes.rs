@@ -70,6 +70,8 @@ impl Place {
 pub(crate) struct Aggregate {
     pub(crate) kind: String,
     pub(crate) id: Option<Template>,
+    /// Whether handlers are registered for this aggregate type alone.
+    pub(crate) is_routed: bool,
 }
 
 /// All attributes `#[message(…)]` of one place.
@@ -116,7 +118,7 @@ impl Attributes {
             "aggregate" => self.set_aggregate(aggregate(&meta.value()?.parse()?)?, meta)?,
             "aggregate_type" => {
                 let kind = name(meta, "an aggregate type", LONGEST_AGGREGATE_TYPE)?.value();
-                self.set_aggregate(Aggregate { kind, id: None }, meta)?;
+                self.set_aggregate(Aggregate { kind, id: None, is_routed: true }, meta)?;
             }
             "key" => self.key = Some(template(meta)?),
             "tenant" => self.tenant = Some(template(meta)?),
@@ -134,8 +136,11 @@ impl Attributes {
                 let (first, second) = (other.kind, given.kind);
                 return Err(meta.error(format!("two aggregate types: \"{first}\" and \"{second}\"")));
             }
-            Some(Aggregate { id: Some(id), kind }) => Aggregate { kind, id: Some(id) },
-            _ => given,
+            Some(other) => {
+                let (kind, id) = (other.kind, other.id.or(given.id));
+                Aggregate { kind, id, is_routed: other.is_routed || given.is_routed }
+            }
+            None => given,
         });
         Ok(())
     }
@@ -200,7 +205,8 @@ fn aggregate(literal: &LitStr) -> Result<Aggregate> {
         ));
     }
     check_name(kind, "an aggregate type", LONGEST_AGGREGATE_TYPE, literal.span())?;
-    Ok(Aggregate { kind: kind.to_owned(), id: Some(Template::parse_part(id, literal)?) })
+    let id = Some(Template::parse_part(id, literal)?);
+    Ok(Aggregate { kind: kind.to_owned(), id, is_routed: false })
 }
 
 /// `tags(course = "{course}", "student-id" = "{student}")`.

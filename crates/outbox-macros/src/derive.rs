@@ -81,7 +81,7 @@ fn of_enum(input: &DeriveInput, data: &DataEnum) -> Result<TokenStream> {
                 ::std::result::Result::Ok(#ident::#name { #bindings })
             }
         });
-        aggregate_types.push(description.aggregate().map(|aggregate| aggregate.kind.clone()));
+        aggregate_types.push(description.routed_aggregate().map(str::to_owned));
         types.push((event_type, &variant.ident));
     }
     // Variants of different aggregates: the handler is registered for any.

@@ -23,10 +23,8 @@ impl Description<'_> {
     /// Implements `Message` for a type with these fields.
     pub(crate) fn message_impl(&self, krate: &Path, target: &impl ToTokens) -> Result<TokenStream> {
         let event_type = &self.event_type;
-        let aggregate_type = self.aggregate().map(|aggregate| {
-            let kind = &aggregate.kind;
-            quote! { const AGGREGATE_TYPE: &'static str = #kind; }
-        });
+        let aggregate_type =
+            self.routed_aggregate().map(|kind| quote! { const AGGREGATE_TYPE: &'static str = #kind; });
         let version = self.own.version.map(|version| quote! { const VERSION: u32 = #version; });
         let upcast = self.upcast(krate)?;
         let describe = self.describe(krate)?;
@@ -45,6 +43,11 @@ impl Description<'_> {
     /// The aggregate of the variant, or of its enum.
     pub(crate) fn aggregate(&self) -> Option<&Aggregate> {
         self.either(|attributes| attributes.aggregate.as_ref())
+    }
+
+    /// The aggregate type that handlers are registered by, if not for any.
+    pub(crate) fn routed_aggregate(&self) -> Option<&str> {
+        self.aggregate().filter(|aggregate| aggregate.is_routed).map(|aggregate| &*aggregate.kind)
     }
 
     fn either<'a, T>(&'a self, get: impl Fn(&'a Attributes) -> Option<&'a T>) -> Option<&'a T> {
@@ -73,7 +76,7 @@ impl Description<'_> {
 
     fn describe(&self, krate: &Path) -> Result<TokenStream> {
         let mut calls = TokenStream::new();
-        if let Some(Aggregate { kind, id: Some(id) }) = self.aggregate() {
+        if let Some(Aggregate { kind, id: Some(id), .. }) = self.aggregate() {
             let id = self.expression(id)?;
             calls.extend(quote! { .aggregate(#krate::AggregateType::from_static(#kind), #id) });
         }

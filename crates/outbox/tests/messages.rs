@@ -66,7 +66,11 @@ mod structs {
         assert_eq!(tags, ["order=42", "customer-id=ada", "kind=placed"]);
         assert_eq!(text(&written), r#"{"order":42,"customer":"ada","tenant":"acme"}"#);
         assert_eq!(written.message::<OrderPlaced>().unwrap(), placed());
-        assert_eq!(<OrderPlaced as Message>::AGGREGATE_TYPE, "order");
+        assert_eq!(
+            <OrderPlaced as Message>::AGGREGATE_TYPE,
+            GLOBAL,
+            "rows without an aggregate are read too"
+        );
         assert_eq!(OrderPlaced::TYPES, ["order.placed"]);
     }
 
@@ -200,7 +204,15 @@ mod enums {
             #[message(aggregate_type = "invoice")]
             Paid,
         }
-        assert_eq!((Course::AGGREGATE_TYPE, Mixed::AGGREGATE_TYPE), ("course", GLOBAL));
+        #[derive(Message)]
+        #[message(aggregate = "order/7")]
+        #[message(aggregate_type = "order")]
+        enum Routed {
+            Placed,
+        }
+        assert_eq!((Course::AGGREGATE_TYPE, Mixed::AGGREGATE_TYPE), (GLOBAL, GLOBAL));
+        assert_eq!(Routed::AGGREGATE_TYPE, "order");
+        assert_eq!(event(Routed::Placed).aggregate_id(), Some("7"));
         assert_eq!(event(Mixed::Placed).aggregate_type(), "order");
         assert_eq!(event(Mixed::Paid).aggregate_type(), "invoice");
     }

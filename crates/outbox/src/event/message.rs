@@ -81,7 +81,7 @@ pub const MESSAGE_VERSION: &str = "outbox-message-version";
 /// | `version` | the [version](Message::VERSION) of the payload | struct, variant |
 /// | `upcast` | path of a function with the signature of [`Message::upcast`] | struct, variant |
 /// | `aggregate` | type and id of the aggregate: `"order/{order}"` | all |
-/// | `aggregate_type` | the type of the aggregate alone | all |
+/// | `aggregate_type` | the aggregate type that [handlers are registered by](Message::AGGREGATE_TYPE) | all |
 /// | `key` | the [ordering key](EventBuilder::ordering_key) | all |
 /// | `tenant` | the [tenant](EventBuilder::tenant) | all |
 /// | `dedup` | the [deduplication key](EventBuilder::dedup_key) | all |
@@ -94,9 +94,9 @@ pub const MESSAGE_VERSION: &str = "outbox-message-version";
 /// a variant, or its tag of the same name, takes precedence. Headers, delays and optional
 /// attributes need an [implementation by hand](trait@Message).
 ///
-/// An aggregate type is the [constant](Message::AGGREGATE_TYPE) that handlers are registered by: a
-/// handler of the message gets events of that aggregate type alone, so all writers must set it. An
-/// enum has it if all variants share it.
+/// With `aggregate_type` a handler of the message gets events of that aggregate type alone, so all
+/// writers must set it; without it a handler gets the events of any aggregate. An enum has it if
+/// all variants share it.
 ///
 /// A struct derives `Serialize` and `Deserialize` as well, or it does not compile:
 ///

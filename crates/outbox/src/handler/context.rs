@@ -91,8 +91,8 @@ impl Context {
         self.seq
     }
 
-    /// The error of the last attempt, with its [detail](crate::split_detail) if it had one. `None` for an
-    /// event that has not failed.
+    /// The error of the last attempt, with its [detail](crate::split_detail) if it had one. `None`
+    /// for an event that has not failed.
     ///
     /// ```
     /// use outbox::{Context, Handled, split_detail};
