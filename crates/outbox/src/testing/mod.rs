@@ -2,7 +2,7 @@
 //!
 //! Behind the feature `testing`. Further helpers: [`Relay::idle`](crate::Relay::idle) waits until
 //! all due events are handled, [`Relay::poll_once`](crate::Relay::poll_once) polls once, and a
-//! [`FrozenClock`](crate::FrozenClock) stands still until it is advanced.
+//! [`FrozenClock`] stands still until it is advanced.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> outbox::Result<()> {
