@@ -23,26 +23,44 @@ fn is_postgres<DB: Backend>() -> bool {
     DB::NAME == <Postgres as sqlx::Database>::NAME
 }
 
-/// Creates a user with the printed rights of a relay, on the outbox's own tables only. Returns the
-/// URL of that user.
-async fn restricted_user<DB: Backend>(db: &TestDb<DB>) -> String {
+/// Creates a user with the printed rights of a role, on the outbox's own tables only; a writer also
+/// gets those that are printed as comments. Returns the URL of that user.
+async fn restricted_user<DB: Backend>(db: &TestDb<DB>, role: DatabaseRole) -> String {
     let (user, at) = (&db.table, db.url().rfind('@').unwrap());
     let create = if is_postgres::<DB>() { "CREATE ROLE {t} LOGIN" } else { "CREATE USER {t}" };
     db.run(create).await.unwrap();
     let kind = if is_postgres::<DB>() { DatabaseKind::Postgres } else { DatabaseKind::MySql };
     let options = StoreOptions::default().table(&db.table);
-    let grants = grants_sql(kind, &options, DatabaseRole::Relay, user).unwrap();
-    for grant in grants.lines().filter(|line| !line.starts_with("--")) {
-        db.run(grant).await.unwrap();
+    let grants = grants_sql(kind, &options, role, user).unwrap();
+    let optional = if role == DatabaseRole::Writer { "-- GRANT" } else { "GRANT" };
+    let is_grant = |line: &&str| !line.starts_with("--") || line.starts_with(optional);
+    for grant in grants.lines().filter(is_grant) {
+        db.run(grant.trim_start_matches("-- ")).await.unwrap();
     }
     let scheme = db.url().find("://").unwrap() + 3;
     format!("{}{user}{}", &db.url()[..scheme], &db.url()[at..])
 }
 
+/// Writes events with all kinds of keys, and appends to the log.
+async fn the_printed_rights_of_a_writer_are_enough<DB: Backend>() {
+    let Some(db) = TestDb::<DB>::new().await else { return };
+    let url = restricted_user(&db, DatabaseRole::Writer).await;
+    let outbox = DB::open(OutboxBuilder::new().table(&db.table).max_connections(2), &url).await.unwrap();
+    let once = || numbered("e", 1).dedup_key("once").ordering_key("k").aggregate("order", "1");
+    let first = outbox.send(once()).await.unwrap();
+    let second = outbox.send(once()).await.unwrap();
+    assert!(first.is_new() && second.is_duplicate());
+    assert_eq!(second.id, first.id);
+    outbox.send_all((2..5).map(|n| numbered("e", n))).await.unwrap();
+    outbox.log().append([numbered("appended", 5).tag("order", "1")]).await.unwrap();
+    assert_eq!(db.status_counts().await, (4, 0, 0, 0));
+    outbox.close().await;
+}
+
 /// Does everything that a program does at run time.
 async fn the_printed_rights_of_a_relay_are_enough<DB: Backend>() {
     let Some(db) = TestDb::<DB>::new().await else { return };
-    let url = restricted_user(&db).await;
+    let url = restricted_user(&db, DatabaseRole::Relay).await;
     let outbox = DB::open(OutboxBuilder::new().table(&db.table).max_connections(4), &url).await.unwrap();
 
     let seen = Seen::default();
@@ -297,6 +315,7 @@ macro_rules! on_every_server {
 }
 
 on_every_server! {
+    the_printed_rights_of_a_writer_are_enough
     the_printed_rights_of_a_relay_are_enough
     a_url_that_demands_encryption_gets_it_or_an_error
     a_remote_server_is_verified_unless_the_url_says_otherwise

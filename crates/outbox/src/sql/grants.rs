@@ -216,8 +216,9 @@ fn mysql(names: &Names, what: DatabaseRole, role: &str) -> String {
             grants.line("-- For `outbox send` and the library, which check the version of the tables.");
             grants.on("SELECT", "version");
             let events = grants.named("events");
-            grants.line("-- Deduplication keys with the library need in addition (with SQL, INSERT IGNORE does without):");
-            grants.line(&format!("-- GRANT SELECT (event_type), UPDATE (event_type) ON {events} TO {role};"));
+            grants.line("-- Deduplication keys with the library need in addition (with SQL, INSERT IGNORE does without).");
+            grants.line("-- MariaDB asks for UPDATE on each column that the statement inserts.");
+            grants.line(&format!("-- GRANT SELECT (event_type), UPDATE ({WRITER}) ON {events} TO {role};"));
             grants.line("-- For the event log, whose position writers draw themselves.");
             grants.on(&format!("INSERT (position, {LOG_WRITER})"), "log");
             grants.on("INSERT", "log_tags");
