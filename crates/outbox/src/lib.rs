@@ -2,6 +2,9 @@
 //! delivered at least once, in order per ordering key where requested, with retries, dead letters
 //! and tools to inspect and repair every event.
 //!
+//! The crate is built on sqlx 0.9 and chrono 0.4, whose types are in its signatures; both are
+//! re-exported as `outbox::sqlx` and `outbox::chrono`.
+//!
 //! # The flow
 //!
 //! ```text
@@ -71,6 +74,10 @@ mod write;
 
 /// Log target of the INFO lines that are about one event each. `outbox::events=warn` silences them.
 pub(crate) const EVENTS: &str = "outbox::events";
+
+// Their types are in signatures: a dependent that uses these has the same versions.
+pub use chrono;
+pub use sqlx;
 
 pub use admin::{Admin, DeadFilter, OpenAudit};
 pub use connect::Pooler;
