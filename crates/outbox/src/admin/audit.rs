@@ -15,7 +15,7 @@ impl Admin {
     ///
     /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
-    /// let relay = outbox.single_node().on_type("e", async |_| Err::<(), _>(Failure::dead("no"))).start().await?;
+    /// let relay = outbox.single_node().on_type("e", async || Err::<(), _>(Failure::dead("no"))).start().await?;
     /// let id = outbox.send(Event::new("e").json(&())).await?.id;
     /// relay.idle().await?;
     ///

@@ -126,7 +126,7 @@ impl Admin {
     ///
     /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
-    /// let relay = outbox.single_node().on_type("e", async |_| Err::<(), _>(Failure::dead("no such customer"))).start().await?;
+    /// let relay = outbox.single_node().on_type("e", async || Err::<(), _>(Failure::dead("no such customer"))).start().await?;
     /// let id = outbox.send(Event::new("e").json(&())).await?.id;
     /// relay.idle().await?;
     ///
@@ -178,7 +178,7 @@ impl Admin {
     ///
     /// # let outbox = outbox::Outbox::sqlite(":memory:").await?;
     /// # outbox.migrate().await?;
-    /// let relay = outbox.ordered().on_type("e", async |_| Err::<(), _>(Failure::dead("no"))).start().await?;
+    /// let relay = outbox.ordered().on_type("e", async || Err::<(), _>(Failure::dead("no"))).start().await?;
     /// outbox.send_all((0..3).map(|n| Event::new("e").ordering_key("order-42").json(&n))).await?;
     /// relay.idle().await?;
     ///
